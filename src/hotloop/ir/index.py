@@ -1,0 +1,640 @@
+"""Integer index expressions: the arithmetic of loop variables, sizes and strides.
+
+What comes in: loop variables, constants, size symbols and data-dependent indices. What goes out: interned,
+simplified expressions whose range is known. What holds in between: two expressions that were built equal are the
+same object (``is``), every node carries inclusive bounds ``lo`` and ``hi`` (``None`` where unbounded), and division
+and remainder are Python's (they round towards minus infinity).
+
+Every non-constant expression is a *linear combination* ``sum(coefficient * atom) + constant`` or a single atom. An
+atom is a variable, a symbol, a product of atoms, a floor division, a remainder, a minimum, a maximum, or an index
+read from memory. The next file is ``expr.py``, where indices meet values.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, Union
+
+__all__ = [
+    "Index",
+    "IndexLike",
+    "add",
+    "as_index",
+    "coefficient",
+    "const",
+    "delinearize",
+    "evaluate",
+    "floordiv",
+    "indirect",
+    "indirect_atoms",
+    "linear_terms",
+    "linearize",
+    "maximum",
+    "minimum",
+    "mod",
+    "mul",
+    "substitute",
+    "symbol",
+    "var",
+]
+
+IndexLike = Union["Index", int]
+
+
+class Payload(Protocol):
+    """The value that an indirect index reads; in practice an ``expr.Expr`` of an integer dtype."""
+
+    @property
+    def free_vars(self) -> frozenset[Index]: ...
+
+    def substitute(self, mapping: Mapping[Index, IndexLike]) -> Any: ...
+
+
+class Index:
+    """One interned integer expression. Build it with the functions of this module or with ``+ - * // %``.
+
+    ``kind`` is one of ``const var sym sum mul div mod min max indirect``; ``args`` depends on it:
+
+    ========  ===========================================================
+    const     ``(value,)``
+    var       ``(name, extent)``: a loop variable, ``0 <= v < extent``
+    sym       ``(name,)``: a size known only at run time
+    sum       ``(constant, ((atom, coefficient), ...))``
+    mul       ``(atom, atom, ...)``
+    div, mod  ``(numerator, denominator)``
+    min, max  ``(left, right)``
+    indirect  ``(payload, size, checked)``: ``0 <= value < size``
+    ========  ===========================================================
+    """
+
+    __slots__ = ("__weakref__", "_order_key", "args", "free_vars", "hi", "kind", "lo")
+
+    kind: str
+    args: tuple[Any, ...]
+    lo: int | None
+    hi: int | None
+    free_vars: frozenset[Index]
+    _order_key: tuple[Any, ...] | None
+
+    # The hash is the identity's: interning makes equal expressions identical.
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        """A key that sorts terms the same way in every process, so that generated text is reproducible."""
+        if self._order_key is None:
+            self._order_key = (_ORDER[self.kind], *_order_of(self.kind, self.args))
+        return self._order_key
+
+    @property
+    def is_const(self) -> bool:
+        return self.kind == "const"
+
+    @property
+    def value(self) -> int:
+        """The integer of a constant. Raises ``TypeError`` for anything else."""
+        if self.kind != "const":
+            raise TypeError(f"{self} is not a constant")
+        return int(self.args[0])
+
+    @property
+    def name(self) -> str:
+        """The name of a variable or a symbol."""
+        return str(self.args[0])
+
+    @property
+    def extent(self) -> IndexLike:
+        """The number of values a loop variable takes (``int``, or an ``Index`` of symbols)."""
+        if self.kind != "var":
+            raise TypeError(f"{self} is not a loop variable")
+        return self.args[1]  # type: ignore[no-any-return]
+
+    def __add__(self, other: IndexLike) -> Index:
+        return add(self, other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: IndexLike) -> Index:
+        return mul(self, other)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Index:
+        return mul(self, -1)
+
+    def __sub__(self, other: IndexLike) -> Index:
+        return add(self, mul(other, -1))
+
+    def __rsub__(self, other: IndexLike) -> Index:
+        return add(other, mul(self, -1))
+
+    def __floordiv__(self, other: IndexLike) -> Index:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: IndexLike) -> Index:
+        return floordiv(other, self)
+
+    def __mod__(self, other: IndexLike) -> Index:
+        return mod(self, other)
+
+    def __rmod__(self, other: IndexLike) -> Index:
+        return mod(other, self)
+
+    def __repr__(self) -> str:
+        return to_text(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("index expressions are interned and are not pickled; print them instead")
+
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Index] = weakref.WeakValueDictionary()
+
+
+def _make(kind: str, args: tuple[Any, ...], lo: int | None, hi: int | None, free: frozenset[Index] | None) -> Index:
+    key = (kind, args)
+    node = _interned.get(key)
+    if node is not None:
+        return node
+    node = object.__new__(Index)
+    node.kind = kind
+    node.args = args
+    node.lo = lo
+    node.hi = hi
+    node.free_vars = frozenset((node,)) if free is None else free
+    node._order_key = None
+    # Another thread may have interned the same key meanwhile; setdefault keeps the first one.
+    return _interned.setdefault(key, node)
+
+
+_ORDER = {name: i for i, name in enumerate("const sym var indirect mul div mod min max sum".split())}
+_NONE: frozenset[Index] = frozenset()
+
+
+def _order_of(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if kind in ("var", "sym"):
+        name = str(args[0])
+        digits = "".join(c for c in name if c.isdigit())
+        return (name.rstrip("0123456789"), int(digits) if digits else -1, str(args))
+    return (to_text_parts(kind, args),)
+
+
+# --- constructors -----------------------------------------------------------------------------------------------
+
+
+def const(value: int) -> Index:
+    value = int(value)
+    return _make("const", (value,), value, value, _NONE)
+
+
+def as_index(value: IndexLike) -> Index:
+    return value if isinstance(value, Index) else const(value)
+
+
+def var(name: str, extent: IndexLike) -> Index:
+    """A loop variable with ``0 <= v < extent``. A variable of extent 1 is still a variable: it can be printed."""
+    if isinstance(extent, Index) and extent.is_const:
+        extent = extent.value
+    hi = extent - 1 if isinstance(extent, int) else (None if extent.hi is None else extent.hi - 1)
+    return _make("var", (name, extent), 0, hi, None)
+
+
+def symbol(name: str, lo: int = 0, hi: int | None = None) -> Index:
+    """A size known at run time, with inclusive bounds."""
+    return _make("sym", (name, lo, hi), lo, hi, _NONE)
+
+
+def indirect(payload: Payload, size: IndexLike, checked: bool = True) -> Index:
+    """An index read from memory. ``checked`` says that the kernel has to test ``0 <= value < size``."""
+    if isinstance(size, Index) and size.is_const:
+        size = size.value
+    hi = size - 1 if isinstance(size, int) else (None if size.hi is None else size.hi - 1)
+    return _make("indirect", (payload, size, checked), 0, hi, payload.free_vars)
+
+
+def linear_terms(e: IndexLike) -> tuple[int, tuple[tuple[Index, int], ...]]:
+    """``e`` as (constant, ((atom, coefficient), ...))."""
+    if isinstance(e, int):
+        return e, ()
+    if e.kind == "const":
+        return e.args[0], ()
+    if e.kind == "sum":
+        return e.args[0], e.args[1]
+    return 0, ((e, 1),)
+
+
+def _scale_bounds(lo: int | None, hi: int | None, c: int) -> tuple[int | None, int | None]:
+    if c >= 0:
+        return (None if lo is None else lo * c), (None if hi is None else hi * c)
+    return (None if hi is None else hi * c), (None if lo is None else lo * c)
+
+
+def _from_terms(constant: int, terms: dict[Index, int]) -> Index:
+    """The canonical expression for a linear combination."""
+    live = {a: c for a, c in terms.items() if c}
+    if len(live) > 1:
+        constant, live = _merge_div_mod(constant, live)
+    if not live:
+        return const(constant)
+    if constant == 0 and len(live) == 1:
+        ((atom, c),) = live.items()
+        if c == 1:
+            return atom
+    lo: int | None = constant
+    hi: int | None = constant
+    for atom, c in live.items():
+        alo, ahi = _scale_bounds(atom.lo, atom.hi, c)
+        lo = None if lo is None or alo is None else lo + alo
+        hi = None if hi is None or ahi is None else hi + ahi
+    ordered = tuple(sorted(live.items(), key=lambda t: (-abs(t[1]), t[0]._order)))
+    free = frozenset().union(*(a.free_vars for a in live))
+    return _make("sum", (constant, ordered), lo, hi, free)
+
+
+def _merge_div_mod(constant: int, terms: dict[Index, int]) -> tuple[int, dict[Index, int]]:
+    """Apply ``k * (x // k) + x % k == x`` wherever both halves are present with matching coefficients."""
+    for atom, c in terms.items():
+        if atom.kind != "mod" or not atom.args[1].is_const:
+            continue
+        x, k = atom.args
+        # The quotient may have been simplified to several terms: x // k == sum(q).
+        q_const, q_terms = linear_terms(floordiv(x, k))
+        scale = c * k.value
+        if all(terms.get(a, 0) == qc * scale for a, qc in q_terms) and q_terms:
+            merged = dict(terms)
+            del merged[atom]
+            for a, _ in q_terms:
+                del merged[a]
+            x_const, x_terms = linear_terms(x)
+            for a, xc in x_terms:
+                merged[a] = merged.get(a, 0) + xc * c
+            constant += x_const * c - q_const * scale
+            merged = {a: v for a, v in merged.items() if v}
+            return _merge_div_mod(constant, merged) if len(merged) > 1 else (constant, merged)
+    return constant, terms
+
+
+def add(a: IndexLike, b: IndexLike) -> Index:
+    ca, ta = linear_terms(a)
+    cb, tb = linear_terms(b)
+    if not tb and cb == 0:
+        return as_index(a)
+    if not ta and ca == 0:
+        return as_index(b)
+    terms = dict(ta)
+    for atom, c in tb:
+        terms[atom] = terms.get(atom, 0) + c
+    return _from_terms(ca + cb, terms)
+
+
+def mul(a: IndexLike, b: IndexLike) -> Index:
+    ca, ta = linear_terms(a)
+    cb, tb = linear_terms(b)
+    if not ta:
+        ca, ta, cb, tb = cb, tb, ca, ta
+    if not tb:  # b is the constant cb
+        if cb == 1:
+            return _from_terms(ca, dict(ta))
+        return _from_terms(ca * cb, {atom: c * cb for atom, c in ta})
+    # A product of two linear combinations: distribute, so that symbolic strides stay canonical.
+    terms: dict[Index, int] = {}
+    for atom, c in ta:
+        terms[atom] = terms.get(atom, 0) + c * cb
+    for atom, c in tb:
+        terms[atom] = terms.get(atom, 0) + c * ca
+    for x, cx in ta:
+        for y, cy in tb:
+            p = _product(x, y)
+            terms[p] = terms.get(p, 0) + cx * cy
+    return _from_terms(ca * cb, terms)
+
+
+def _product(x: Index, y: Index) -> Index:
+    factors = (x.args if x.kind == "mul" else (x,)) + (y.args if y.kind == "mul" else (y,))
+    factors = tuple(sorted(factors, key=lambda f: f._order))
+    lo: int | None = 1
+    hi: int | None = 1
+    for f in factors:
+        if lo is None or f.lo is None or f.lo < 0:
+            lo = None
+        else:
+            lo *= f.lo
+        hi = None if hi is None or f.hi is None or f.lo is None or f.lo < 0 else hi * f.hi
+    return _make("mul", factors, lo, hi, frozenset().union(*(f.free_vars for f in factors)))
+
+
+def _within(e: Index, lo: int, hi: int) -> bool:
+    return e.lo is not None and e.hi is not None and lo <= e.lo and e.hi <= hi
+
+
+def _split_multiples(e: Index, k: int) -> tuple[Index, Index]:
+    """``e == k * whole + rest``, taking out every term whose coefficient ``k`` divides."""
+    constant, terms = linear_terms(e)
+    whole = {a: c // k for a, c in terms if c % k == 0}
+    rest = {a: c for a, c in terms if c % k}
+    if not whole and not 0 > constant and constant < k:
+        return const(0), e
+    return _from_terms(constant // k, whole), _from_terms(constant % k, rest)
+
+
+def _low_part(e: Index, k: int) -> tuple[int, Index, Index] | None:
+    """``e == g * high + low`` with ``0 <= low < g`` and ``g`` a divisor of ``k`` greater than 1, or ``None``."""
+    constant, terms = linear_terms(e)
+    for i in range(len(terms) - 1, -1, -1):  # terms are sorted by falling coefficient
+        g = k
+        for _, c in terms[: i + 1]:
+            g = math.gcd(g, c)
+        if g == 1:
+            continue
+        low = _from_terms(constant % g, dict(terms[i + 1 :]))
+        if _within(low, 0, g - 1):
+            return g, _from_terms(constant // g, {a: c // g for a, c in terms[: i + 1]}), low
+    return None
+
+
+def floordiv(a: IndexLike, b: IndexLike) -> Index:
+    """``a // b``, rounding towards minus infinity. ``b`` must be positive."""
+    a, b = as_index(a), as_index(b)
+    if not b.is_const:
+        return _symbolic_div(a, b)
+    k = b.value
+    if k <= 0:
+        raise ZeroDivisionError(f"index division by {k}: {a} // {k}")
+    if k == 1:
+        return a
+    if a.is_const:
+        return const(a.value // k)
+    whole, rest = _split_multiples(a, k)
+    if not (whole.is_const and whole.value == 0):
+        return add(whole, floordiv(rest, b))
+    if _within(a, 0, k - 1):
+        return const(0)
+    if a.lo is not None and a.hi is not None and a.lo // k == a.hi // k:
+        return const(a.lo // k)
+    part = _low_part(a, k)
+    if part is not None:
+        g, high, _ = part
+        return floordiv(high, k // g)
+    if a.kind == "div" and a.args[1].is_const:
+        return floordiv(a.args[0], a.args[1].value * k)
+    if a.kind == "mod" and a.args[1].is_const and a.args[1].value % k == 0:
+        return mod(floordiv(a.args[0], k), a.args[1].value // k)
+    return _make(
+        "div", (a, b), None if a.lo is None else a.lo // k, None if a.hi is None else a.hi // k, a.free_vars
+    )
+
+
+def _symbolic_div(a: Index, b: Index) -> Index:
+    if a is b:
+        return const(1)
+    constant, terms = linear_terms(a)
+    whole: dict[Index, int] = {}
+    rest: dict[Index, int] = {}
+    shift = 0
+    for atom, c in terms:
+        if atom is b:
+            shift += c
+        elif atom.kind == "mul" and b in atom.args:
+            factors = list(atom.args)
+            factors.remove(b)
+            key = factors[0] if len(factors) == 1 else _product(factors[0], _chain(factors[1:]))
+            whole[key] = whole.get(key, 0) + c
+        else:
+            rest[atom] = c
+    if whole or shift:
+        return add(_from_terms(shift, whole), floordiv(_from_terms(constant, rest), b))
+    if a.lo is not None and a.lo >= 0 and (_below(a, b) or a.hi == 0):
+        return const(0)
+    lo = 0 if a.lo is not None and a.lo >= 0 else None
+    return _make("div", (a, b), lo, a.hi if a.lo is not None and a.lo >= 0 else None, a.free_vars | b.free_vars)
+
+
+def _chain(factors: Sequence[Index]) -> Index:
+    out = factors[0]
+    for f in factors[1:]:
+        out = _product(out, f)
+    return out
+
+
+def _below(a: Index, b: Index) -> bool:
+    """Whether ``a < b`` is certain although ``b`` is symbolic."""
+    if a.kind == "var" and as_index(a.extent) is b:
+        return True
+    return a.hi is not None and b.lo is not None and a.hi < b.lo
+
+
+def mod(a: IndexLike, b: IndexLike) -> Index:
+    """``a % b`` with the sign of ``b``, which must be positive."""
+    a, b = as_index(a), as_index(b)
+    if not b.is_const:
+        return _symbolic_mod(a, b)
+    k = b.value
+    if k <= 0:
+        raise ZeroDivisionError(f"index remainder by {k}: {a} % {k}")
+    if a.is_const:
+        return const(a.value % k)
+    _, rest = _split_multiples(a, k)
+    if rest is not a:
+        return mod(rest, b)
+    if _within(a, 0, k - 1):
+        return a
+    if a.lo is not None and a.hi is not None and a.lo // k == a.hi // k:
+        return a - (a.lo // k) * k
+    part = _low_part(a, k)
+    if part is not None:
+        g, high, low = part
+        return add(mul(mod(high, k // g), g), low)
+    if a.kind == "mod" and a.args[1].is_const and a.args[1].value % k == 0:
+        return mod(a.args[0], b)
+    return _make("mod", (a, b), 0, k - 1 if a.hi is None or a.lo is None or a.lo < 0 else min(a.hi, k - 1), a.free_vars)
+
+
+def _symbolic_mod(a: Index, b: Index) -> Index:
+    q = floordiv(a, b)
+    if not (q.kind == "div" and q.args == (a, b)):
+        return a - mul(q, b) if q.kind != "div" else mod(q.args[0], q.args[1])
+    hi = None if b.hi is None else b.hi - 1
+    return _make("mod", (a, b), 0, hi, a.free_vars | b.free_vars)
+
+
+def minimum(a: IndexLike, b: IndexLike) -> Index:
+    a, b = as_index(a), as_index(b)
+    if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
+        return a
+    if b.hi is not None and a.lo is not None and b.hi <= a.lo:
+        return b
+    a, b = sorted((a, b), key=lambda e: e._order)
+    lo = None if a.lo is None or b.lo is None else min(a.lo, b.lo)
+    his = [h for h in (a.hi, b.hi) if h is not None]
+    return _make("min", (a, b), lo, min(his) if his else None, a.free_vars | b.free_vars)
+
+
+def maximum(a: IndexLike, b: IndexLike) -> Index:
+    a, b = as_index(a), as_index(b)
+    if a is b or (a.lo is not None and b.hi is not None and a.lo >= b.hi):
+        return a
+    if b.lo is not None and a.hi is not None and b.lo >= a.hi:
+        return b
+    a, b = sorted((a, b), key=lambda e: e._order)
+    hi = None if a.hi is None or b.hi is None else max(a.hi, b.hi)
+    los = [v for v in (a.lo, b.lo) if v is not None]
+    return _make("max", (a, b), max(los) if los else None, hi, a.free_vars | b.free_vars)
+
+
+# --- using expressions ------------------------------------------------------------------------------------------
+
+
+def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:
+    """``offset + sum(index * stride)``: the flat position of a multi-dimensional index."""
+    out = as_index(offset)
+    for i, s in zip(indices, strides, strict=True):
+        out = add(out, mul(i, s))
+    return out
+
+
+def delinearize(flat: IndexLike, sizes: Sequence[IndexLike]) -> tuple[Index, ...]:
+    """The row-major coordinates of ``flat`` in a shape; the inverse of ``linearize`` with contiguous strides."""
+    out: list[Index] = []
+    rest = as_index(flat)
+    for size in reversed(sizes[1:]):
+        if isinstance(size, int) and size == 0:
+            return tuple(const(0) for _ in sizes)
+        out.append(mod(rest, size))
+        rest = floordiv(rest, size)
+    if sizes:
+        out.append(rest)
+    return tuple(reversed(out))
+
+
+def substitute(e: IndexLike, mapping: Mapping[Index, IndexLike]) -> Index:
+    """Replace variables (or symbols) by other expressions. The same object where nothing changes."""
+    if isinstance(e, int):
+        return const(e)
+    if e.kind == "const":
+        return e
+    if e.kind in ("var", "sym"):
+        got = mapping.get(e)
+        return e if got is None else as_index(got)
+    if e.kind != "mul" and e.free_vars.isdisjoint(mapping) and not any(m.kind == "sym" for m in mapping):
+        return e
+    return _REBUILD[e.kind](e, lambda x: substitute(x, mapping), mapping)
+
+
+def _rebuild_sum(e: Index, f: Callable[[IndexLike], Index], _: Mapping[Index, IndexLike]) -> Index:
+    constant: int = e.args[0]
+    terms: dict[Index, int] = {}
+    for atom, c in e.args[1]:
+        k, parts = linear_terms(f(atom))
+        constant += k * c
+        for a, pc in parts:
+            terms[a] = terms.get(a, 0) + pc * c
+    return _from_terms(constant, terms)
+
+
+def _rebuild_mul(e: Index, f: Callable[[IndexLike], Index], _: Mapping[Index, IndexLike]) -> Index:
+    out = const(1)
+    for factor in e.args:
+        out = mul(out, f(factor))
+    return out
+
+
+def _rebuild_indirect(e: Index, f: Callable[[IndexLike], Index], mapping: Mapping[Index, IndexLike]) -> Index:
+    payload, size, checked = e.args
+    return indirect(payload.substitute(mapping), f(size) if isinstance(size, Index) else size, checked)
+
+
+_REBUILD: dict[str, Callable[[Index, Callable[[IndexLike], Index], Mapping[Index, IndexLike]], Index]] = {
+    "sum": _rebuild_sum,
+    "mul": _rebuild_mul,
+    "div": lambda e, f, _: floordiv(f(e.args[0]), f(e.args[1])),
+    "mod": lambda e, f, _: mod(f(e.args[0]), f(e.args[1])),
+    "min": lambda e, f, _: minimum(f(e.args[0]), f(e.args[1])),
+    "max": lambda e, f, _: maximum(f(e.args[0]), f(e.args[1])),
+    "indirect": _rebuild_indirect,
+}
+
+
+def evaluate(e: IndexLike, env: Mapping[Index, Any], read: Callable[[Any], Any] | None = None) -> Any:
+    """The value of ``e`` with variables bound to integers or integer tensors (which broadcast).
+
+    ``read`` turns the payload of an indirect index into its value.
+    """
+    if isinstance(e, int):
+        return e
+    k = e.kind
+    if k == "const":
+        return e.args[0]
+    if k in ("var", "sym"):
+        return env[e]
+    if k == "sum":
+        out: Any = e.args[0]
+        for atom, c in e.args[1]:
+            out = out + evaluate(atom, env, read) * c
+        return out
+    if k == "indirect":
+        if read is None:
+            raise TypeError(f"{e} reads memory, and no reader was given")
+        return read(e)
+    values = [evaluate(a, env, read) for a in e.args]
+    if k == "mul":
+        return math.prod(values[1:], start=values[0])
+    if k == "div":
+        return values[0] // values[1]
+    if k == "mod":
+        return values[0] % values[1]
+    small = k == "min"
+    a, b = values
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b) if small else max(a, b)
+    take_a = (a < b) if small else (a > b)
+    return a * take_a + b * ~take_a
+
+
+def coefficient(e: IndexLike, v: Index) -> int | None:
+    """``c`` where ``e == c * v + (something without v)``; ``None`` where ``e`` is not of that form."""
+    if isinstance(e, int) or v not in e.free_vars:
+        return 0
+    out = 0
+    for atom, c in linear_terms(e)[1]:
+        if atom is v:
+            out = c
+        elif v in atom.free_vars:
+            return None
+    return out
+
+
+def indirect_atoms(e: IndexLike) -> Iterable[Index]:
+    """Every indirect index inside ``e``, outermost first."""
+    if isinstance(e, int):
+        return
+    if e.kind == "indirect":
+        yield e
+    elif e.kind == "sum":
+        for atom, _ in e.args[1]:
+            yield from indirect_atoms(atom)
+    elif e.kind not in ("const", "var", "sym"):
+        for a in e.args:
+            yield from indirect_atoms(a)
+
+
+def to_text(e: IndexLike) -> str:
+    return str(e) if isinstance(e, int) else to_text_parts(e.kind, e.args)
+
+
+def to_text_parts(kind: str, args: tuple[Any, ...]) -> str:
+    if kind in ("const", "var", "sym"):
+        return str(args[0])
+    if kind == "sum":
+        parts = [f"{c}*{to_text(a)}" if c != 1 else to_text(a) for a, c in args[1]]
+        if args[0]:
+            parts.append(str(args[0]))
+        return "(" + " + ".join(parts).replace("+ -", "- ") + ")"
+    if kind == "mul":
+        return "*".join(to_text(a) for a in args)
+    if kind == "div":
+        return f"({to_text(args[0])}//{to_text(args[1])})"
+    if kind == "mod":
+        return f"({to_text(args[0])}%{to_text(args[1])})"
+    if kind == "indirect":
+        return f"[{args[0]!r} < {to_text(args[1])}]"
+    return f"{kind}({to_text(args[0])}, {to_text(args[1])})"

@@ -1,0 +1,226 @@
+"""The schedule and the kernels: what runs, in which order, over which loops.
+
+What comes in: nothing; ``schedule/`` builds it. What goes out: a frozen ``Schedule`` of steps, each a ``Kernel`` (a
+loop nest) or an extern call. What holds in between:
+
+* Inside a kernel a load and a store have one *flat* index, in elements from the start of the parameter.
+* The kernel is target-neutral. A body under a ``vector`` loop is written for one element: how many lanes are
+  computed at once, and how a tail is masked, is the printer's business. So is how many accumulators are kept.
+* ``Init`` introduces an accumulator. ``Accumulate`` combines a value into it, under any number of loops deeper than
+  its ``Init``. After those loops, ``local(name)`` reads it.
+
+The next file is ``codegen/cpp.py``, which prints kernels; ``interpret.py`` runs them in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+import torch
+
+from .expr import Expr, dtype_name, walk
+from .index import Index, IndexLike
+from .loops import Extern, LoopProgram, Origin
+
+__all__ = [
+    "Accumulate",
+    "Init",
+    "Kernel",
+    "KernelCall",
+    "Let",
+    "Loop",
+    "Param",
+    "Placement",
+    "Schedule",
+    "Scratch",
+    "Stmt",
+    "Store",
+]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A pointer parameter. ``role`` is ``in``, ``out`` or ``inout`` (an output that is read, or written in place).
+
+    ``restrict`` is true where no other parameter of this call can overlap it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    role: str
+    restrict: bool = True
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for var in range(start, stop)``; ``kind`` is ``serial``, ``parallel`` or ``vector``.
+
+    ``parallel``: iterations are independent and divided over threads (several directly nested ones collapse).
+    ``vector``: iterations are independent, except for accumulators initialised outside.
+    ``start`` and ``stop`` may differ from the variable's own range when a loop was split at a mask.
+    """
+
+    var: Index
+    start: IndexLike
+    stop: IndexLike
+    kind: str
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Let:
+    """``name = value``, read by ``local(name)`` in later statements of the same or a deeper loop."""
+
+    name: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Init:
+    """An accumulator of a reduction kind, at its neutral element. For arg kinds it also keeps the position."""
+
+    name: str
+    kind: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Combine ``value`` into the accumulator. ``position`` (int64) is given for argmax and argmin."""
+
+    name: str
+    value: Expr
+    position: Index | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[index] = value``; ``value.dtype`` is the parameter's (or the scratch array's) dtype."""
+
+    buffer: str
+    index: Index
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A thread's own array of ``size`` elements, uninitialised, alive in the rest of the enclosing body."""
+
+    name: str
+    dtype: torch.dtype
+    size: int
+
+
+Stmt = Union[Loop, Let, Init, Accumulate, Store, Scratch]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function. ``bytes`` is the memory it moves and ``work`` its element operations, for threading decisions.
+
+    ``checks``: whether an indirect index inside has to be tested, so that the function returns nonzero on a fault.
+    Two kernels that are equal but for ``name`` and ``origins`` share one compiled function.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    body: tuple[Stmt, ...]
+    checks: bool = False
+    parallel: bool = True
+    bytes: int = 0
+    work: int = 0
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Run ``kernel`` with these buffers, one a parameter in order."""
+
+    kernel: Kernel
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a buffer lives: ``input``, ``constant``, ``output`` (a fresh tensor), ``arena`` at a byte ``offset``,
+    ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``)."""
+
+    kind: str
+    offset: int = 0
+    nbytes: int = 0
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The program as steps in execution order. ``frees`` lists for each step the extern buffers dead after it."""
+
+    program: LoopProgram
+    steps: tuple[KernelCall | Extern, ...]
+    placements: Mapping[str, Placement]
+    arena_bytes: int
+    frees: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return schedule_text(self)
+
+
+def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, outer before inner."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from statements(s.body)
+
+
+def expressions(body: tuple[Stmt, ...]) -> Iterator[Expr]:
+    """Every root expression of a body."""
+    for s in statements(body):
+        if isinstance(s, (Let, Accumulate, Store)):
+            yield s.value
+
+
+def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
+    return {n.buffer for e in expressions(body) for n in walk(e) if n.op == "load"}
+
+
+def to_text(k: Kernel) -> str:
+    params = ", ".join(f"{p.role} {dtype_name(p.dtype)} {p.name}" for p in k.params)
+    lines = [f"kernel {k.name}({params})"]
+    lines += [f"  # {o.source}" for o in dict.fromkeys(k.origins) if o.source]
+    _body_text(k.body, "  ", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _body_text(body: tuple[Stmt, ...], pad: str, lines: list[str]) -> None:
+    for s in body:
+        if isinstance(s, Loop):
+            lines.append(f"{pad}{s.kind} for {s.var.name} in {s.start}..{s.stop}:")
+            _body_text(s.body, pad + "  ", lines)
+        elif isinstance(s, Let):
+            lines.append(f"{pad}{s.name} = {s.value!r}")
+        elif isinstance(s, Init):
+            lines.append(f"{pad}{s.name} = {s.kind} of {dtype_name(s.dtype)}")
+        elif isinstance(s, Accumulate):
+            at = "" if s.position is None else f" at {s.position!r}"
+            lines.append(f"{pad}{s.name} <- {s.value!r}{at}")
+        elif isinstance(s, Store):
+            lines.append(f"{pad}{s.buffer}[{s.index!r}] = {s.value!r}")
+        else:
+            lines.append(f"{pad}scratch {dtype_name(s.dtype)} {s.name}[{s.size}]")
+
+
+def schedule_text(s: Schedule) -> str:
+    lines = [f"schedule of {s.program.name}, arena {s.arena_bytes} bytes"]
+    for step in s.steps:
+        if isinstance(step, KernelCall):
+            lines.append(f"{step.kernel.name}({', '.join(step.args)})")
+            lines += ["  " + line for line in str(step.kernel).splitlines()]
+        else:
+            lines.append(f"{', '.join(map(str, step.outs))} = extern {step.target}")
+    return "\n".join(lines) + "\n"

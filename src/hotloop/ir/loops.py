@@ -1,0 +1,229 @@
+"""The loop program: buffers, and operations over explicit ranges in topological order.
+
+What comes in: nothing; ``lower/`` builds it. What goes out: one frozen ``LoopProgram``, the input of ``schedule/``.
+What holds in between (``verify.py`` checks it):
+
+* A buffer has exactly one writer, except inputs (none, or one that mutates them last) and constants (none).
+* ``Pointwise`` writes ``out[v0, ..., vn] = body`` for every point of ``vars``: the variables are the buffer's
+  dimensions in order. ``Reduce`` does the same with its result over ``reduce_vars``.
+* A view is an index map inside a load, or a strided ``ViewRef`` where an extern call or an output needs a tensor;
+  it is never an operation.
+
+The next file is ``verify.py``; ``interpret.py`` runs a loop program in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+
+from .expr import Expr, dtype_name
+from .expr import loads as expr_loads
+from .index import Index, IndexLike
+
+__all__ = [
+    "REDUCTIONS",
+    "Buffer",
+    "Extern",
+    "LoopProgram",
+    "Op",
+    "Origin",
+    "Pointwise",
+    "Reduce",
+    "ViewRef",
+    "op_outputs",
+    "op_reads",
+]
+
+Sizes = tuple[IndexLike, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operation came from: FX node names, the ATen operator, and the user's source line."""
+
+    nodes: tuple[str, ...] = ()
+    target: str = ""
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A dense or strided piece of memory.
+
+    ``kind``: ``input`` (the caller's tensor, any strides), ``constant`` (a tensor of the graph module), ``temp`` (an
+    intermediate) or ``output`` (handed to the caller). ``strides`` are in elements. ``alias_of`` names the buffer
+    whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in elements of this dtype.
+    """
+
+    name: str
+    dtype: torch.dtype
+    sizes: Sizes
+    strides: Sizes
+    kind: str = "temp"
+    device: str = "cpu"
+    alias_of: str | None = None
+    offset: IndexLike = 0
+
+    @property
+    def numel(self) -> int:
+        """The number of elements of a buffer of static size."""
+        n = 1
+        for s in self.sizes:
+            n *= int(s if isinstance(s, int) else s.value)
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.kind} {dtype_name(self.dtype)}{list(self.sizes)} strides {list(self.strides)}"
+
+
+@dataclass(frozen=True)
+class ViewRef:
+    """A strided view of a buffer as a tensor: what extern calls take and what the program gives back.
+
+    ``offset`` and ``strides`` are in elements of ``dtype``.
+    """
+
+    buffer: str
+    sizes: Sizes
+    strides: Sizes
+    offset: IndexLike
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """``out[vars] = body`` at every point; ``body.dtype`` is the buffer's dtype."""
+
+    out: str
+    vars: tuple[Index, ...]
+    body: Expr
+    origin: Origin = field(default=Origin(), compare=False)
+
+
+#: Reduction kinds. ``argmax`` and ``argmin`` give the row-major position within ``reduce_vars`` (int64) of the first
+#: extreme (NaN counts as extreme); ``any`` and ``all`` reduce bool; ``max`` and ``min`` propagate NaN.
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """``out[vars] = cast(reduction over reduce_vars of body)``.
+
+    The reduction runs in ``body.dtype`` (float32 for bfloat16 data, int64 for integer sums: lowering casts), and its
+    result is cast to the buffer's dtype when stored. Over an empty range: sum 0, prod 1, any False, all True.
+    """
+
+    out: str
+    vars: tuple[Index, ...]
+    reduce_vars: tuple[Index, ...]
+    kind: str
+    body: Expr
+    origin: Origin = field(default=Origin(), compare=False)
+
+
+@dataclass(frozen=True)
+class Extern:
+    """A call through PyTorch: ``outs = target(*args, **kwargs)``.
+
+    ``args`` and ``kwargs`` are what the FX node had, nested tuples and all, with every tensor replaced by a
+    ``ViewRef``. ``outs`` names the buffers of the results in order, ``None`` for results nobody uses. The results'
+    strides are what PyTorch gives, and equal the buffers' strides. ``mutates`` names buffers the call writes.
+    """
+
+    outs: tuple[str | None, ...]
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    mutates: tuple[str, ...] = ()
+    origin: Origin = field(default=Origin(), compare=False)
+
+
+Op = Union[Pointwise, Reduce, Extern]
+
+
+@dataclass(frozen=True)
+class LoopProgram:
+    """A whole graph. ``outputs`` holds a ``ViewRef``, a plain Python number, or ``None`` for each graph output.
+
+    ``scalars`` are the graph inputs that are numbers (their positions matter to the caller, their values are baked).
+    """
+
+    name: str
+    buffers: Mapping[str, Buffer]
+    ops: tuple[Op, ...]
+    inputs: tuple[str | None, ...]
+    outputs: tuple[ViewRef | int | float | bool | None, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+def views_in(value: Any) -> Iterator[ViewRef]:
+    """Every ``ViewRef`` inside nested extern arguments."""
+    if isinstance(value, ViewRef):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from views_in(v)
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from views_in(v)
+
+
+def op_reads(op: Op) -> tuple[str, ...]:
+    """The buffers an operation reads, each once, in order of first use."""
+    if isinstance(op, Extern):
+        names = [v.buffer for v in views_in((op.args, op.kwargs))]
+    else:
+        names = [e.buffer for e in expr_loads(op.body)]
+    return tuple(dict.fromkeys(names))
+
+
+def op_outputs(op: Op) -> tuple[str, ...]:
+    """The buffers an operation writes."""
+    if isinstance(op, Extern):
+        return (*(o for o in op.outs if o is not None), *op.mutates)
+    return (op.out,)
+
+
+def to_text(p: LoopProgram) -> str:
+    """The dump: one buffer or operation a line, with the source line it came from."""
+    lines = [f"program {p.name}"]
+    lines += [f"  {b!r}" for b in p.buffers.values() if b.kind in ("input", "constant")]
+    for op in p.ops:
+        source = f"    # {op.origin.source}" if op.origin.source else ""
+        if isinstance(op, Extern):
+            lines.append(f"  {', '.join(str(o) for o in op.outs)} = {op.target}{_args_text(op)}{source}")
+            continue
+        b = p.buffers[op.out]
+        at = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
+        if isinstance(op, Reduce):
+            over = ", ".join(f"{v.name}<{v.extent}" for v in op.reduce_vars)
+            body = f"{op.kind}({over}: {op.body!r})"
+        else:
+            body = repr(op.body)
+        lines.append(f"  {op.out}[{at}] : {b.kind} {dtype_name(b.dtype)} = {body}{source}")
+    lines.append(f"  return {', '.join(_value_text(o) for o in p.outputs)}")
+    return "\n".join(lines) + "\n"
+
+
+def _value_text(v: Any) -> str:
+    if isinstance(v, ViewRef):
+        return f"{v.buffer}{list(v.sizes)}:{list(v.strides)}+{v.offset}"
+    if isinstance(v, (tuple, list)):
+        return "[" + ", ".join(map(_value_text, v)) + "]"
+    return repr(v)
+
+
+def _args_text(op: Extern) -> str:
+    parts = [_value_text(a) for a in op.args] + [f"{k}={_value_text(v)}" for k, v in op.kwargs.items()]
+    return "(" + ", ".join(parts) + ")"

@@ -1,0 +1,275 @@
+"""What lowering rules build with: views of buffers, and the program under construction.
+
+What comes in: sizes and element functions from the rules. What goes out: ``View`` values for the rules and, at the
+end, a frozen ``LoopProgram``. What holds in between: a buffer has the strides that eager would give the node's result
+(read from the FX node's fake tensor), each operation is appended once and never changed, and a view never copies.
+
+The next file is ``lower.py``, the walk over the FX graph that calls the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+import torch
+
+from hotloop.errors import source_line
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index, IndexLike
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, ViewRef
+
+__all__ = ["Builder", "Number", "Rule", "Value", "View", "contiguous_strides", "loop_vars"]
+
+Number = Union[bool, int, float]
+Point = Sequence[IndexLike]
+Vars = tuple[Index, ...]
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements; a size of 0 counts as 1, as PyTorch does."""
+    out: list[int] = []
+    step = 1
+    for s in reversed(sizes):
+        out.append(step)
+        step *= max(int(s), 1)
+    return tuple(reversed(out))
+
+
+def loop_vars(prefix: str, sizes: Sequence[IndexLike]) -> Vars:
+    """One variable a dimension: ``i0, i1, ...``."""
+    return tuple(ix.var(f"{prefix}{k}", s) for k, s in enumerate(sizes))
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor value: ``view[vars] == buffer[indices]``, where ``indices`` are expressions of ``vars``.
+
+    Rules make new views with ``remap`` and read elements with ``at``. Indices may read memory (``ix.indirect``), so
+    that a gather is a view too.
+    """
+
+    buffer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    vars: Vars
+    indices: tuple[Index, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for s in self.sizes:
+            n *= s
+        return n
+
+    def at(self, point: Point) -> Expr:
+        """The element at ``point`` (one index a dimension), in the view's own dtype."""
+        if len(point) != len(self.vars):
+            raise TypeError(f"{len(point)} indices for a view of {len(self.vars)} dimensions")
+        mapping = dict(zip(self.vars, point, strict=True))
+        return ex.load(self.buffer, tuple(ix.substitute(i, mapping) for i in self.indices), self.dtype)
+
+    def remap(self, sizes: Sequence[int], f: Callable[[Vars], Point]) -> View:
+        """The view of ``sizes`` whose element at ``v`` is this view's element at ``f(v)``."""
+        new = loop_vars("d", sizes)
+        mapping = dict(zip(self.vars, f(new), strict=True))
+        return replace(
+            self, sizes=tuple(sizes), vars=new, indices=tuple(ix.substitute(i, mapping) for i in self.indices)
+        )
+
+    def expand(self, sizes: Sequence[int]) -> View:
+        """Broadcast to ``sizes`` by PyTorch's rule: aligned at the last dimension, size 1 repeats."""
+        if tuple(sizes) == self.sizes:
+            return self
+        lead = len(sizes) - self.ndim
+        return self.remap(
+            sizes, lambda v: [v[lead + k] if s != 1 else ix.const(0) for k, s in enumerate(self.sizes)]
+        )
+
+    def reshape(self, sizes: Sequence[int]) -> View:
+        """The row-major reshape (never a copy: an index map)."""
+        if tuple(sizes) == self.sizes:
+            return self
+        return self.remap(
+            sizes, lambda v: ix.delinearize(ix.linearize(v, contiguous_strides(sizes)), self.sizes)
+        )
+
+
+#: What an FX node stands for while lowering.
+Value = Union[View, Number, None, str, torch.dtype, tuple[Any, ...], list[Any]]
+#: A rule gets the builder, the FX node (for its ``meta["val"]``), and the node's arguments with views for tensors.
+Rule = Callable[..., Any]
+
+
+class Builder:
+    """The program under construction. One is made for each graph; it is the only mutable thing in lowering."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.buffers: dict[str, Buffer] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.ops: list[Op] = []
+        self.inputs: list[str | None] = []
+        self._origin = Origin()
+        self._copies: dict[tuple[View, bool], View] = {}
+
+    # --- where we are -------------------------------------------------------------------------------------------
+
+    def enter(self, node: torch.fx.Node) -> None:
+        """Operations built from here on came from this FX node."""
+        self._origin = Origin((node.name,), str(node.target), source_line(node))
+
+    # --- buffers ------------------------------------------------------------------------------------------------
+
+    def _fresh(self, prefix: str) -> str:
+        return f"{prefix}{len(self.buffers)}"
+
+    def add_buffer(
+        self,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        strides: Sequence[int] | None = None,
+        kind: str = "temp",
+        name: str | None = None,
+        **more: Any,
+    ) -> View:
+        """A new buffer, seen whole."""
+        name = name or self._fresh("b")
+        own = tuple(int(s) for s in sizes)
+        steps = contiguous_strides(own) if strides is None else tuple(int(s) for s in strides)
+        self.buffers[name] = Buffer(name, dtype, own, steps, kind, **more)
+        return self.whole(name)
+
+    def whole(self, buffer: str) -> View:
+        b = self.buffers[buffer]
+        sizes = tuple(int(s) for s in b.sizes if isinstance(s, int))
+        v = loop_vars("d", sizes)
+        return View(buffer, b.dtype, sizes, v, v)
+
+    def _dense_strides(self, like: torch.Tensor | None, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Eager's strides where ``like`` has this shape and is dense without overlap; contiguous otherwise."""
+        if like is None or tuple(like.shape) != tuple(sizes):
+            return contiguous_strides(sizes)
+        strides = tuple(int(s) for s in like.stride())
+        step = 1
+        for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
+            if stride != step:
+                return contiguous_strides(sizes)
+            step *= size
+        return strides
+
+    # --- operations ---------------------------------------------------------------------------------------------
+
+    def pointwise(
+        self,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        f: Callable[[Vars], Expr],
+        like: torch.Tensor | None = None,
+    ) -> View:
+        """``out[v] = f(v)``, cast to ``dtype`` (an implicit rounding). ``like``: the fake tensor whose strides to take."""
+        v = loop_vars("i", sizes)
+        body = ex.cast(f(v), dtype, implicit=True)
+        out = self.add_buffer(sizes, dtype, self._dense_strides(like, sizes))
+        self.ops.append(Pointwise(out.buffer, v, body, self._origin))
+        return out
+
+    def reduce(
+        self,
+        sizes: Sequence[int],
+        reduce_sizes: Sequence[int],
+        kind: str,
+        dtype: torch.dtype,
+        f: Callable[[Vars, Vars], Expr],
+        like: torch.Tensor | None = None,
+    ) -> View:
+        """``out[v] = reduction over r of f(v, r)``, cast to ``dtype`` when stored."""
+        v = loop_vars("i", sizes)
+        r = loop_vars("r", reduce_sizes)
+        out = self.add_buffer(sizes, dtype, self._dense_strides(like, sizes))
+        self.ops.append(Reduce(out.buffer, v, r, kind, f(v, r), self._origin))
+        return out
+
+    def copy(self, view: View, strides: Sequence[int] | None = None) -> View:
+        """The view's elements in a buffer of their own (contiguous unless ``strides`` says otherwise)."""
+        v = loop_vars("i", view.sizes)
+        out = self.add_buffer(view.sizes, view.dtype, strides)
+        self.ops.append(Pointwise(out.buffer, v, view.at(v), self._origin))
+        return out
+
+    def strided(self, view: View) -> ViewRef:
+        """The view as a strided tensor over its buffer, copying first where strides cannot express it."""
+        ref = self.try_strided(view)
+        if ref is None:
+            key = (view, True)
+            if key not in self._copies:
+                self._copies[key] = self.copy(view)
+            ref = self.try_strided(self._copies[key])
+            assert ref is not None
+        return ref
+
+    def try_strided(self, view: View) -> ViewRef | None:
+        b = self.buffers[view.buffer]
+        flat = ix.linearize(view.indices, b.strides, b.offset if b.alias_of else 0)
+        strides: list[int] = []
+        for v in view.vars:
+            c = ix.coefficient(flat, v)
+            if c is None:
+                return None
+            strides.append(c)
+        rest = flat - ix.linearize(view.vars, strides)
+        if not rest.is_const or any(s < 0 for s in strides):
+            return None
+        if view.numel == 0:
+            rest = ix.const(0)
+        # A dimension of size 1 may have any stride: give it the one that eager would.
+        steps = contiguous_strides(view.sizes)
+        strides = [
+            st if sz != 1 else _stride_of_one(view.sizes, strides, k, steps) for k, (sz, st) in
+            enumerate(zip(view.sizes, strides, strict=True))
+        ]  # fmt: skip
+        return ViewRef(view.buffer, view.sizes, tuple(strides), rest.value, view.dtype)
+
+    def extern(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[torch.Tensor | None]
+    ) -> list[View | None]:
+        """Call ``target`` through PyTorch. ``outs`` are fake tensors of the results, ``None`` for those unused."""
+        new_args = tuple(self._extern_arg(a) for a in args)
+        new_kwargs = {k: self._extern_arg(a) for k, a in kwargs.items()}
+        views: list[View | None] = []
+        for o in outs:
+            if o is None:
+                views.append(None)
+            else:
+                views.append(self.add_buffer(tuple(o.shape), o.dtype, tuple(o.stride())))
+        names = tuple(None if v is None else v.buffer for v in views)
+        self.ops.append(Extern(names, target, new_args, new_kwargs, (), self._origin))
+        return views
+
+    def _extern_arg(self, a: Any) -> Any:
+        if isinstance(a, View):
+            return self.strided(a)
+        if isinstance(a, (tuple, list)):
+            return type(a)(self._extern_arg(x) for x in a)
+        return a
+
+    def finish(self, outputs: Sequence[Any]) -> LoopProgram:
+        """The frozen program. ``outputs`` are ``ViewRef``s, numbers or ``None``."""
+        return LoopProgram(
+            self.name, dict(self.buffers), tuple(self.ops), tuple(self.inputs), tuple(outputs), dict(self.constants)
+        )
+
+
+def _stride_of_one(sizes: Sequence[int], strides: Sequence[int], k: int, steps: Sequence[int]) -> int:
+    """A stride for a dimension of size 1: what the dimension inside it spans."""
+    for j in range(k + 1, len(sizes)):
+        if sizes[j] != 1:
+            return max(strides[j] * sizes[j], 1)
+    return steps[k]
