@@ -1,0 +1,63 @@
+"""Every internal API of PyTorch that hotloop uses, in one place.
+
+In: nothing. Out: small functions with a stable meaning, whatever the version of torch. Each names the
+versions it was written against; a new release of torch is supported by reading this file from top to bottom.
+No other module may touch a name of torch that starts with an underscore: tests/test_layers.py enforces it.
+Next: dumps.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+from torch._dynamo.utils import get_debug_dir
+from torch._logging import _internal as torch_logging
+
+
+def artifact_logger(module: str, artifact: str) -> logging.Logger:
+    """The logger behind `TORCH_LOGS="<artifact>"` for a module of hotloop, e.g. "hotloop.codegen".
+
+    Level DEBUG when the user asked for the artifact. An artifact that this torch does not know cannot be
+    named in TORCH_LOGS (torch itself refuses it): its logger is an ordinary one, silent by default.
+
+    torch 2.11 to 2.14: `torch._logging.getArtifactLogger`, `_internal.log_registry`.
+    """
+    _attach_to_torch_logs()
+    if artifact in torch_logging.log_registry.artifact_names:
+        return torch_logging.getArtifactLogger(module, artifact)
+    return logging.getLogger(f"{module}.__{artifact}")
+
+
+def _attach_to_torch_logs() -> None:
+    """Let torch's logging own the "hotloop" logger, as it owns "torch".
+
+    Otherwise the records of an enabled artifact would reach no handler. Registered, the logger also follows
+    TORCH_LOGS="+hotloop", TORCH_LOGS_OUT, TORCH_LOGS_FORMAT and `torch._logging.set_logs`.
+
+    torch 2.11 to 2.14: `_internal.register_log`, `_internal._setup_handlers`.
+    """
+    if "hotloop" in torch_logging.log_registry.log_alias_to_log_qnames:
+        return
+    torch_logging.register_log("hotloop", "hotloop")
+    logger = logging.getLogger("hotloop")
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    torch_logging._setup_handlers(logging.StreamHandler, logger)
+    file = os.environ.get("TORCH_LOGS_OUT")
+    if file:
+        torch_logging._setup_handlers(lambda: logging.FileHandler(file), logger)
+
+
+def debug_run_dir() -> str:
+    """`torch_compile_debug/run_<time>-pid_<pid>` of this process, which Dynamo's own dumps use as well.
+
+    torch 2.11 to 2.14: `torch._dynamo.utils.get_debug_dir`.
+    """
+    return get_debug_dir()
+
+
+def torch_version() -> str:
+    """The version of torch that runs, e.g. "2.13.0+cpu": part of cache keys and of dumps."""
+    return str(torch.__version__)
