@@ -61,3 +61,13 @@ def debug_run_dir() -> str:
 def torch_version() -> str:
     """The version of torch that runs, e.g. "2.13.0+cpu": part of cache keys and of dumps."""
     return str(torch.__version__)
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many owners a storage has: tensors, views, saved tensors, and its Python object counts as one.
+
+    Whether the Python object counts depends on the version: compare with a count taken when the owners are
+    known. torch 2.11 to 2.14: `torch._C._storage_Use_Count`, `UntypedStorage._cdata`.
+    """
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count

@@ -1,0 +1,383 @@
+"""From C++ text to a loaded library.
+
+In: sources, a toolchain, a cache. Out: `LoadedLibrary`, whose functions are called through ctypes. What
+holds: equal text under equal flags is compiled once, and in one process loaded once; several sources compile
+side by side; an interrupt ends the compilers and leaves nothing half written; a disk that is full or
+read-only costs time, never the result. Next: pool.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop import __version__
+from hotloop.errors import ToolchainError
+from hotloop.runtime.cache import Cache, digest
+from hotloop.runtime.toolchain import SimdLevel, Toolchain, detect_simd
+
+# Words by which a compiler says that the disk, not the source, is at fault.
+_DISK_FAULTS = (
+    "No space left on device",
+    "Read-only file system",
+    "Permission denied",
+    "cannot open output file",
+)
+_STDERR_LINES = 20
+
+if sys.platform == "win32":
+    _SUFFIX = ".dll"
+else:
+    _SUFFIX = ".so"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit: a name for messages and logs, and its C++ text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedLibrary:
+    """A library in this process; it is never unloaded.
+
+    Arguments:
+        name: of the source that was first compiled to it.
+        key: content hash of text, flags, compiler, SIMD level and hotloop's version.
+        path: the file it was loaded from, which may be gone by now.
+        handle: the ctypes library; calls through it release the GIL.
+    """
+
+    name: str
+    key: str
+    path: Path
+    handle: ctypes.CDLL
+
+    def function(self, name: str, argtypes: Sequence[Any] | None = None) -> Any:
+        """The C function `name`, returning nothing, as a new ctypes object of its own.
+
+        Raises:
+            ToolchainError: the library has no such function.
+        """
+        try:
+            function = self.handle[name]
+        except AttributeError as error:
+            raise ToolchainError(
+                f"the library {self.path} of '{self.name}' has no function '{name}'"
+            ) from error
+        function.restype = None
+        if argtypes is not None:
+            function.argtypes = list(argtypes)
+        return function
+
+    def address(self, name: str) -> int:
+        """The address of the C function `name`."""
+        return ctypes.cast(self.function(name), ctypes.c_void_p).value or 0
+
+
+class Builder:
+    """Compiles and loads sources, each distinct one once.
+
+    Arguments:
+        toolchain: from `find_toolchain`.
+        cache: where libraries and their sources are kept.
+        workers: compilers run side by side; 0 for one per core.
+        level: SIMD level; this CPU's own when not given.
+    """
+
+    def __init__(
+        self, toolchain: Toolchain, cache: Cache, workers: int = 0, level: SimdLevel | None = None
+    ) -> None:
+        self.toolchain = toolchain
+        self.cache = cache
+        self.workers = workers or os.cpu_count() or 1
+        self.level: SimdLevel = level or detect_simd()
+        self._lock = threading.Lock()
+        self._stub_lock = threading.Lock()
+        self._pending: dict[str, Future[LoadedLibrary]] = {}
+        self._running: set[subprocess.Popen[str]] = set()
+        self._executor: ThreadPoolExecutor | None = None
+        self._stopped = False
+        self._pid = os.getpid()
+
+    def submit(self, source: Source) -> Future[LoadedLibrary]:
+        """Start compiling `source`, so that code generation goes on meanwhile; the library comes in the
+        future.
+
+        A library that is loaded or cached is there at once. Errors (`ToolchainError`) come from `result()`.
+        """
+        self._after_fork()
+        parts = self._parts(source)
+        key = digest(parts)
+        with self._lock:
+            self._stopped = False
+            pending = self._pending.get(key)
+            if pending is not None:
+                return pending
+            future: Future[LoadedLibrary] = Future()
+            self._pending[key] = future
+        try:
+            library = _LOADED.get(key) or self._from_cache(source, key, parts)
+            if library is None:
+                self._enqueue(source, key, parts, future)
+            else:
+                self._finish(key, future, library)
+        except BaseException:
+            # An interrupt in here must not leave a future that never ends for the next one to wait for.
+            with self._lock:
+                self._pending.pop(key, None)
+            future.cancel()
+            raise
+        return future
+
+    def build(self, sources: Sequence[Source]) -> list[LoadedLibrary]:
+        """The libraries of `sources`, in order, compiled side by side.
+
+        Raises:
+            ToolchainError: the compiler failed; the text has its command, its last lines, and the kept
+            source.
+        """
+        try:
+            futures = [self.submit(source) for source in sources]
+        except BaseException:
+            self.interrupt()
+            raise
+        return self.gather(futures)
+
+    def gather(self, futures: Sequence[Future[LoadedLibrary]]) -> list[LoadedLibrary]:
+        """The libraries of these futures, in order; an interrupt while waiting ends the compilers first."""
+        try:
+            return [future.result() for future in futures]
+        except ToolchainError:
+            raise
+        except BaseException:
+            self.interrupt()
+            raise
+
+    def interrupt(self) -> None:
+        """End the compilers that run and forget what was queued; the next `submit` starts afresh."""
+        with self._lock:
+            self._stopped = True
+            executor, self._executor = self._executor, None
+            running = list(self._running)
+        for process in running:
+            _kill(process)
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            future.cancel()
+
+    # ---------------------------------------------------------------- inside
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            # The threads of the pool stayed in the parent, and a lock may have been held at that moment.
+            self._lock, self._stub_lock = threading.Lock(), threading.Lock()
+            self._pending, self._running, self._executor = {}, set(), None
+            self._pid = os.getpid()
+
+    def _parts(self, source: Source) -> dict[str, str]:
+        return {
+            "source": source.text,
+            "flags": " ".join(self.toolchain.compile_flags(self.level) + self.toolchain.link_flags(None)),
+            "compiler": self.toolchain.identity,
+            "CPU level": self.level,
+            "hotloop": __version__,
+        }
+
+    def _enqueue(
+        self, source: Source, key: str, parts: dict[str, str], future: Future[LoadedLibrary]
+    ) -> None:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="hotloop-build")
+            self._executor.submit(self._work, source, key, parts, future)
+
+    def _finish(self, key: str, future: Future[LoadedLibrary], library: LoadedLibrary) -> None:
+        _LOADED.setdefault(key, library)
+        with self._lock:
+            self._pending.pop(key, None)
+        if future.set_running_or_notify_cancel():
+            future.set_result(_LOADED[key])
+
+    def _work(self, source: Source, key: str, parts: dict[str, str], future: Future[LoadedLibrary]) -> None:
+        """Compile in a thread of the pool; whatever happens goes into the future."""
+        try:
+            library = self._compile(source, key, parts)
+        except BaseException as error:  # noqa: BLE001 - the one who waits for the future gets it
+            with self._lock:
+                self._pending.pop(key, None)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            return
+        self._finish(key, future, library)
+
+    def _from_cache(self, source: Source, key: str, parts: dict[str, str]) -> LoadedLibrary | None:
+        path = self.cache.find(key, _SUFFIX, source.name, parts)
+        if path is None:
+            return None
+        with contextlib.suppress(OSError):  # removed since, by another process: a miss
+            return LoadedLibrary(source.name, key, path, _load(path))
+        return None
+
+    def _compile(self, source: Source, key: str, parts: dict[str, str]) -> LoadedLibrary:
+        try:
+            return self._compile_in(source, key, parts, fallback=False)
+        except _DiskError:
+            # The cache's disk is full or read-only: once more in a temporary folder.
+            return self._compile_in(source, key, parts, fallback=True)
+
+    def _compile_in(self, source: Source, key: str, parts: dict[str, str], fallback: bool) -> LoadedLibrary:
+        try:
+            with self.cache.scratch(fallback) as folder:
+                text, output = folder / f"{key[:16]}.cpp", folder / f"{key[:16]}{_SUFFIX}"
+                text.write_text(source.text, encoding="utf-8")
+                stub = self._stub(folder) if self.toolchain.needs_stub else None
+                command = self.toolchain.command(text, output, self.level, stub)
+                self._run(command, folder, source)
+                data = output.read_bytes()
+        except OSError as error:
+            if fallback:
+                raise ToolchainError(
+                    f"no folder to compile '{source.name}' in: {error}",
+                    hint="free some disk space, or set HOTLOOP_CACHE_DIR or TMPDIR to a folder with room",
+                ) from error
+            raise _DiskError from error
+        path = None if fallback else self.cache.put(key, _SUFFIX, data, source.name, parts)
+        if path is None:
+            # Not kept; the loader still needs a file.
+            path = _write_private(self.cache.private_folder() / f"{key}{_SUFFIX}", data)
+        else:
+            self.cache.put(key, ".cpp", source.text.encode(), source.name)
+        try:
+            return LoadedLibrary(source.name, key, path, _load(path))
+        except OSError as error:
+            if path.exists():
+                raise ToolchainError(
+                    f"the compiled '{source.name}' does not load: {error}",
+                    hint="a folder mounted 'noexec' holds no libraries: set HOTLOOP_CACHE_DIR to another; "
+                    "an undefined symbol is a fault of hotloop",
+                ) from error
+            # The folder was cleared between the write and the load.
+            path = _write_private(self.cache.private_folder() / f"{key}{_SUFFIX}", data)
+            return LoadedLibrary(source.name, key, path, _load(path))
+
+    def _stub(self, folder: Path) -> Path:
+        """An empty library called libtorch_cpu.so to link against: 20 ms, once per cache."""
+        source, output = folder / "stub.cpp", folder / "libtorch_cpu.so"
+        text = " ".join(self.toolchain.stub_command(Path("source"), Path("output")))
+        key = digest({"command": text, "compiler": self.toolchain.identity})
+        with self._stub_lock:
+            data = self.cache.get(key, ".stub", "libtorch_cpu stand-in")
+            if data is not None:
+                output.write_bytes(data)
+                return output
+            source.write_text("", encoding="utf-8")
+            self._run(
+                self.toolchain.stub_command(source, output), folder, Source("libtorch_cpu stand-in", "")
+            )
+            self.cache.put(key, ".stub", output.read_bytes(), "libtorch_cpu stand-in")
+        return output
+
+    def _run(self, command: tuple[str, ...], folder: Path, source: Source) -> None:
+        """Run a compiler to its end.
+
+        Popen as it is by default forks in 0.65 ms from a process with torch and a gigabyte resident, as
+        posix_spawn does, since Python calls vfork; with a preexec_fn, which forbids that, 49 ms. The session
+        of its own keeps the terminal's Ctrl-C to us, who then end the compiler with the children it started.
+        """
+        environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C", **dict(self.toolchain.environment)}
+        with self._lock:
+            if self._stopped:
+                raise ToolchainError(f"compiling '{source.name}' was interrupted")
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    cwd=folder,
+                    env=environment,
+                    start_new_session=sys.platform != "win32",
+                )
+            except OSError as error:
+                raise ToolchainError(f"cannot run the C++ compiler {command[0]}: {error.strerror}") from error
+            self._running.add(process)
+        try:
+            printed, _ = process.communicate()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        if process.returncode == 0:
+            return
+        if self._stopped:
+            raise ToolchainError(f"compiling '{source.name}' was interrupted")
+        if any(words in printed for words in _DISK_FAULTS):
+            raise OSError(printed.strip().splitlines()[-1])
+        raise self._failed(command, process.returncode, printed, source)
+
+    def _failed(self, command: tuple[str, ...], status: int, printed: str, source: Source) -> ToolchainError:
+        # The scratch folder goes away, so the source is kept where the person who reads this can look at it.
+        name = digest({"failed": source.text})[:16] + ".cpp"
+        kept: Path | None = None
+        for folder in (self.cache.directory / "failed", self.cache.private_folder()):
+            with contextlib.suppress(OSError):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                kept = _write_private(folder / name, source.text.encode())
+                break
+        shown = " ".join(str(kept) if word.endswith(".cpp") and kept else word for word in command)
+        last = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-_STDERR_LINES:])
+        return ToolchainError(
+            f"the C++ compiler failed on '{source.name}' (exit status {status})\n"
+            f"  command:   {shown}\n  source:    {kept}\n  it printed:\n{last or '    nothing'}",
+            hint="if the compiler is too old, set CXX to another (g++ 9, clang 10 or later); "
+            "otherwise this is a fault of hotloop: please report it with the source above",
+        )
+
+
+# Libraries of this process by key. A loaded library is a fact of the process, as sys.modules is: another
+# Builder with the same key must get the same one.
+_LOADED: dict[str, LoadedLibrary] = {}
+
+
+class _DiskError(Exception):
+    """The folder that was compiled in would not take the files."""
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    # RTLD_NOW, ctypes's own rule: a missing symbol is an error here and not a crash in the middle of a
+    # kernel. RTLD_LOCAL: kernels of two libraries may have the same name.
+    mode = getattr(os, "RTLD_LOCAL", ctypes.DEFAULT_MODE)
+    return ctypes.CDLL(str(path), mode=mode)
+
+
+def _write_private(path: Path, data: bytes) -> Path:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.write_bytes(data)
+    os.chmod(temporary, 0o700)
+    os.replace(temporary, path)
+    return path
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
