@@ -49,5 +49,5 @@ $(TORCH_STAMP):
 
 # One stamp per extra of pyproject.toml.
 $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/dev: $(STAMPS)/%: pyproject.toml $(TORCH_STAMP)
-	$(PIP) install -e ".[$*]"
+	$(PIP) install --quiet -e ".[$*]"
 	touch "$@"
