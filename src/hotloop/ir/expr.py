@@ -139,6 +139,10 @@ class Expr:
         """Replace loop variables everywhere, inside the indices of loads too."""
         return _substitute(self, mapping, {})
 
+    def as_index(self) -> Index | None:
+        """The index that an int64 value is, where it is an index or a constant."""
+        return _index_of(self)
+
     def __repr__(self) -> str:
         return to_text(self)
 

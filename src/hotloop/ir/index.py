@@ -51,6 +51,9 @@ class Payload(Protocol):
 
     def substitute(self, mapping: Mapping[Index, IndexLike]) -> Any: ...
 
+    def as_index(self) -> Index | None:
+        """The index that the value is, where it is one and reads no memory."""
+
 
 class Index:
     """One interned integer expression. Build it with the functions of this module or with ``+ - * // %``.
@@ -205,11 +208,22 @@ def symbol(name: str, lo: int = 0, hi: int | None = None) -> Index:
 
 
 def indirect(payload: Payload, size: IndexLike, checked: bool = True) -> Index:
-    """An index read from memory. ``checked`` says that the kernel has to test ``0 <= value < size``."""
+    """An index read from memory. ``checked`` says that the kernel has to test ``0 <= value < size``.
+
+    A payload that is an index itself, known to be in range, is that index: nothing is read, nothing checked.
+    """
     if isinstance(size, Index) and size.is_const:
         size = size.value
+    known = payload.as_index()
+    if known is not None and (not checked or _in_range(known, size)):
+        return known
     hi = size - 1 if isinstance(size, int) else (None if size.hi is None else size.hi - 1)
     return _make("indirect", (payload, size, checked), 0, hi, payload.free_vars)
+
+
+def _in_range(e: Index, size: IndexLike) -> bool:
+    """Whether ``0 <= e < size`` is certain."""
+    return e.lo is not None and e.lo >= 0 and _below(e, as_index(size))
 
 
 def linear_terms(e: IndexLike) -> tuple[int, tuple[tuple[Index, int], ...]]:
@@ -231,6 +245,8 @@ def _scale_bounds(lo: int | None, hi: int | None, c: int) -> tuple[int | None, i
 
 def _from_terms(constant: int, terms: dict[Index, int]) -> Index:
     """The canonical expression for a linear combination."""
+    if len(terms) > 1 or constant:  # a variable of extent 1 is 0; alone it stays, so that it can be printed
+        terms = {a: c for a, c in terms.items() if not (a.kind == "var" and a.hi == 0)}
     live = {a: c for a, c in terms.items() if c}
     if len(live) > 1:
         constant, live = _merge_div_mod(constant, live)
@@ -384,9 +400,8 @@ def floordiv(a: IndexLike, b: IndexLike) -> Index:
     )
 
 
-def _symbolic_div(a: Index, b: Index) -> Index:
-    if a is b:
-        return const(1)
+def _split_symbol(a: Index, b: Index) -> tuple[Index, Index]:
+    """``a == b * whole + rest`` for a symbolic ``b``, taking out every term that has ``b`` as a factor."""
     constant, terms = linear_terms(a)
     whole: dict[Index, int] = {}
     rest: dict[Index, int] = {}
@@ -401,12 +416,24 @@ def _symbolic_div(a: Index, b: Index) -> Index:
             whole[key] = whole.get(key, 0) + c
         else:
             rest[atom] = c
-    if whole or shift:
-        return add(_from_terms(shift, whole), floordiv(_from_terms(constant, rest), b))
-    if a.lo is not None and a.lo >= 0 and (_below(a, b) or a.hi == 0):
+    return _from_terms(shift, whole), _from_terms(constant, rest)
+
+
+def _symbolic_div(a: Index, b: Index) -> Index:
+    if a is b:
+        return const(1)
+    whole, rest = _split_symbol(a, b)
+    if not (whole.is_const and whole.value == 0):
+        return add(whole, floordiv(rest, b))
+    nonnegative = a.lo is not None and a.lo >= 0
+    if nonnegative and (_below(a, b) or a.hi == 0):
         return const(0)
-    lo = 0 if a.lo is not None and a.lo >= 0 else None
-    return _make("div", (a, b), lo, a.hi if a.lo is not None and a.lo >= 0 else None, a.free_vars | b.free_vars)
+    free = a.free_vars | b.free_vars
+    if nonnegative:
+        return _make("div", (a, b), 0, a.hi, free)
+    # Dividing by something positive moves a value towards zero, or to -1 from below.
+    hi = None if a.hi is None else max(a.hi, -1)
+    return _make("div", (a, b), a.lo, hi, free)
 
 
 def _chain(factors: Sequence[Index]) -> Index:
@@ -450,9 +477,13 @@ def mod(a: IndexLike, b: IndexLike) -> Index:
 
 
 def _symbolic_mod(a: Index, b: Index) -> Index:
-    q = floordiv(a, b)
-    if not (q.kind == "div" and q.args == (a, b)):
-        return a - mul(q, b) if q.kind != "div" else mod(q.args[0], q.args[1])
+    if a is b:
+        return const(0)
+    _, rest = _split_symbol(a, b)
+    if rest is not a:
+        return mod(rest, b)
+    if a.lo is not None and a.lo >= 0 and (_below(a, b) or a.hi == 0):
+        return a
     hi = None if b.hi is None else b.hi - 1
     return _make("mod", (a, b), 0, hi, a.free_vars | b.free_vars)
 
