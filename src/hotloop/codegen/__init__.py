@@ -1,0 +1,1 @@
+"""Kernels to source text: C++, Triton, GEMM templates and the host program."""
