@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch._dynamo.utils import get_debug_dir
 from torch._logging import _internal as torch_logging
+
+# The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
+from torch._ops import OpOverload as OpOverload
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
@@ -71,3 +77,61 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
     """
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count
+
+
+def functional_overloads(name: str) -> tuple[torch._ops.OpOverload, ...]:
+    """The overloads of `aten::<name>` (or `prims::<name>`) that neither mutate nor take `out=`; () if unknown.
+
+    torch 2.11 to 2.14: `torch._ops.OpOverloadPacket.overloads`, `OpOverload._schema`.
+    """
+    space, _, short = name.rpartition("::")
+    packet = getattr(torch.ops.prims if space == "prims" else torch.ops.aten, short, None)
+    if packet is None:
+        return ()
+    found = [getattr(packet, overload) for overload in packet.overloads()]
+    return tuple(f for f in found if not f._schema.is_mutable)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an operator: its name, and the default if it has one.
+
+    `writes` says that the operator mutates it, `aliased` that a result may be a view of it.
+    """
+
+    name: str
+    default: Any = None
+    has_default: bool = False
+    writes: bool = False
+    aliased: bool = False
+    keyword_only: bool = False
+
+
+@lru_cache(maxsize=None)
+def operator_arguments(target: Any) -> tuple[Argument, ...] | None:
+    """The arguments of an operator by its schema; None for what has no schema (higher-order operators).
+
+    torch 2.11 to 2.14: `OpOverload._schema`, `Argument.alias_info`.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    return tuple(
+        Argument(
+            a.name,
+            a.default_value if a.has_default_value() else None,
+            a.has_default_value(),
+            a.alias_info is not None and a.alias_info.is_write,
+            a.alias_info is not None and not a.alias_info.is_write,
+            a.kwarg_only,
+        )
+        for a in schema.arguments
+    )
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly if they share their memory. Fake tensors have it too.
+
+    torch 2.11 to 2.14: `torch.UntypedStorage._cdata`.
+    """
+    return int(tensor.untyped_storage()._cdata)
