@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ class Argument:
     keyword_only: bool = False
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator_arguments(target: Any) -> tuple[Argument, ...] | None:
     """The arguments of an operator by its schema; None for what has no schema (higher-order operators).
 

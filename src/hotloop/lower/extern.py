@@ -1,0 +1,111 @@
+"""Operators that PyTorch runs: those without a rule, and those that a library does best.
+
+What comes in: an FX node whose tensor arguments have been lowered to views. What goes out: an ``Extern`` operation
+and views of its results, or, where the operator only reinterprets its argument's memory, a buffer that aliases it.
+What holds in between: the call sees arguments with the strides that eager would give them, because the strides of
+its results may depend on them.
+
+The next file is ``lower.py``, the walk that falls back on this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hotloop.compat import operator_arguments, storage_key
+from hotloop.ir.loops import Extern, ViewRef
+
+from .builder import Builder, View
+
+__all__ = ["call", "strided_like"]
+
+
+def strided_like(b: Builder, x: View, like: torch.Tensor) -> ViewRef:
+    """``x`` as a tensor with the strides of ``like``, copied only where it has others."""
+    ref = b.try_strided(x)
+    if ref is not None and _same_strides(ref.sizes, ref.strides, like):
+        return ref
+    ref = b.try_strided(b.copy(x, b._dense_strides(like, x.sizes)))
+    assert ref is not None
+    return ref
+
+
+def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: torch.Tensor) -> bool:
+    if like.numel() == 0:
+        return True
+    return all(n == 1 or s == t for n, s, t in zip(sizes, strides, like.stride(), strict=True))
+
+
+def _argument(b: Builder, x: Any, fx: Any) -> Any:
+    """An argument for the call: ``x`` is lowered, ``fx`` is the same argument in the FX graph."""
+    if isinstance(x, View):
+        like = fx.meta.get("val") if isinstance(fx, torch.fx.Node) else None
+        if isinstance(like, torch.Tensor) and tuple(like.shape) == x.sizes and like.layout is torch.strided:
+            return strided_like(b, x, like)
+        return b.strided(x)
+    if isinstance(x, (tuple, list)):
+        return tuple(_argument(b, i, j) for i, j in zip(x, fx, strict=True))
+    return x
+
+
+def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Lower a node to a call through PyTorch. Results have the structure of the node's own."""
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        view = _reinterpreted(b, node, args, val)
+        if view is not None:
+            return view
+    new_args = tuple(_argument(b, a, f) for a, f in zip(args, node.args, strict=True))
+    new_kwargs = {k: _argument(b, a, node.kwargs[k]) for k, a in kwargs.items()}
+    results = [val] if isinstance(val, torch.Tensor) else list(val) if isinstance(val, (tuple, list)) else []
+    views = [_result(b, node, i, r, isinstance(val, torch.Tensor)) for i, r in enumerate(results)]
+    names = tuple(v.buffer if isinstance(v, View) else None for v in views)
+    b.ops.append(Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin))
+    if isinstance(val, torch.Tensor):
+        return views[0]
+    return tuple(views) if isinstance(val, (tuple, list)) else None
+
+
+def _result(b: Builder, node: torch.fx.Node, i: int, result: Any, single: bool) -> View | None:
+    """A buffer for a result, ``None`` for one that is no tensor or that nobody reads."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    if not single and not any(len(u.args) < 2 or u.args[1] == i for u in node.users):
+        return None
+    return b.add_buffer(tuple(result.shape), result.dtype, tuple(result.stride()), device=str(result.device))
+
+
+def _mutated(node: torch.fx.Node, args: Sequence[Any]) -> tuple[str, ...]:
+    parameters = operator_arguments(node.target) or ()
+    written = [a for p, a in zip(parameters, args, strict=False) if p.writes]
+    return tuple(dict.fromkeys(a.buffer for a in written if isinstance(a, ViewRef)))
+
+
+def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: torch.Tensor) -> View | None:
+    """The result of an operator that gives a view of its first argument, as a buffer over the same memory."""
+    parameters = operator_arguments(node.target)
+    if (
+        not parameters
+        or not args
+        or not isinstance(args[0], View)
+        or not isinstance(node.args[0], torch.fx.Node)
+    ):
+        return None
+    source = node.args[0].meta["val"]
+    if not parameters[0].aliased or val.is_conj() or val.is_neg() or storage_key(val) != storage_key(source):
+        return None
+    ref = strided_like(b, args[0], source)
+    own, other = val.dtype.itemsize, source.dtype.itemsize
+    start = (int(val.storage_offset()) * own - int(source.storage_offset()) * other) + int(ref.offset) * other
+    root = b.buffers[ref.buffer]
+    if root.alias_of is not None:
+        start += int(root.offset) * root.dtype.itemsize
+    if start % own:
+        return None
+    base = root.alias_of or ref.buffer
+    return b.add_buffer(
+        tuple(val.shape), val.dtype, tuple(val.stride()), alias_of=base, offset=start // own, kind="temp"
+    )

@@ -1,0 +1,208 @@
+"""The walk: from an FX graph of ATen operators to a loop program.
+
+What comes in: a graph module from ``graph/``, its sizes all plain integers, every node with a fake tensor in
+``meta["val"]``. What goes out: one frozen ``LoopProgram``. What holds in between: nodes are visited once, in order,
+each by the rule for its operator or, where there is none or it declines, by a call through PyTorch; nothing is fused,
+and an operator that is only a view adds no operation.
+
+The next file is ``../schedule/layout.py``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hotloop.compat import storage_key
+from hotloop.config import Config
+from hotloop.dumps import Log
+from hotloop.errors import CompileError, HotloopError
+from hotloop.ir import expr as ex
+from hotloop.ir.loops import LoopProgram, Pointwise, ViewRef
+
+from . import creation, extern, pointwise, reductions
+from .builder import Builder, Rule, View, loop_vars
+
+__all__ = ["RULES", "lower"]
+
+#: Every lowering rule, by operator.
+RULES: Mapping[Any, Rule] = {**pointwise.RULES, **reductions.RULES, **creation.RULES}
+
+
+def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph") -> LoopProgram:
+    """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be lowered."""
+    walk = _Walk(gm, name)
+    for node in gm.graph.nodes:
+        walk.visit(node)
+    return walk.finish()
+
+
+class _Walk:
+    """One lowering under way: what each FX node has become."""
+
+    def __init__(self, gm: torch.fx.GraphModule, name: str) -> None:
+        self.gm = gm
+        self.builder = Builder(name)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.outputs: list[Any] = []
+
+    def visit(self, node: torch.fx.Node) -> None:
+        """Lower one node."""
+        self.builder.enter(node)
+        try:
+            self.values[node] = getattr(self, "_" + node.op)(node)
+        except HotloopError:
+            raise
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            raise CompileError(message, stage="lower", node=node) from error
+
+    def finish(self) -> LoopProgram:
+        """The program."""
+        return self.builder.finish(self.outputs)
+
+    # --- one method for each kind of FX node --------------------------------------------------------------------
+
+    def _placeholder(self, node: torch.fx.Node) -> Any:
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            # A number: its position matters to the caller, its value is baked.
+            self.builder.inputs.append(None)
+            return None if val is None else _number(val)
+        view = self._tensor(val, "input", f"in{len(self.builder.inputs)}")
+        self.builder.inputs.append(view.buffer)
+        return view
+
+    def _get_attr(self, node: torch.fx.Node) -> Any:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value  # a graph module, for a higher-order operator
+        view = self._tensor(value, "constant", f"const{len(self.builder.constants)}")
+        self.builder.constants[view.buffer] = value
+        return view
+
+    def _tensor(self, val: torch.Tensor, kind: str, name: str) -> View:
+        device = str(val.device)
+        return self.builder.add_buffer(
+            tuple(val.shape), val.dtype, tuple(val.stride()), kind, name, device=device
+        )
+
+    def _call_function(self, node: torch.fx.Node) -> Any:
+        target = node.target
+        args = tuple(self._lowered(a) for a in node.args)
+        kwargs = {k: self._lowered(a) for k, a in node.kwargs.items()}
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target is torch.ops.aten.copy_.default:
+            return self._mutate(node, args[0], args[1])
+        if not isinstance(target, torch._ops.OpOverload) and not any(
+            map(_has_view, (args, tuple(kwargs.values())))
+        ):
+            if "val" not in node.meta or not isinstance(node.meta["val"], torch.Tensor):
+                return target(*args, **kwargs)  # arithmetic on sizes
+        rule = RULES.get(target)
+        if rule is not None:
+            result = rule(self.builder, node, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return extern.call(self.builder, node, args, kwargs)
+
+    def _output(self, node: torch.fx.Node) -> None:
+        returned: dict[str, set[int]] = {}
+        results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+        for result in results:
+            self.outputs.append(self._returned(result, returned))
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _lowered(self, a: Any) -> Any:
+        """An FX argument with every node replaced by what it became."""
+        if isinstance(a, torch.fx.Node):
+            return self.values[a]
+        if isinstance(a, (tuple, list)):
+            return [self._lowered(x) for x in a]
+        if isinstance(a, dict):
+            return {k: self._lowered(x) for k, x in a.items()}
+        if isinstance(a, slice):
+            return slice(self._lowered(a.start), self._lowered(a.stop), self._lowered(a.step))
+        return _number(a) if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) else a
+
+    def _mutate(self, node: torch.fx.Node, target: View, source: View) -> View:
+        """``target.copy_(source)`` on a graph input: the last write of its buffer, after every reader."""
+        b = self.builder
+        buffer = b.buffers[target.buffer]
+        if target != b.whole(target.buffer) or buffer.kind != "input":
+            raise CompileError("only a whole graph input can be written in place", stage="lower", node=node)
+        if source.buffer == target.buffer and source != target:
+            source = b.copy(source)  # it would read what it has just overwritten
+        v = loop_vars("i", target.sizes)
+        body = ex.cast(pointwise.element(source, v), target.dtype)
+        b.ops.append(Pointwise(target.buffer, v, body, b._origin))
+        return target
+
+    def _returned(self, result: Any, returned: dict[str, set[int]]) -> Any:
+        """A graph output: a tensor with eager's strides that shares memory with nothing that eager's does not."""
+        if not isinstance(result, torch.fx.Node):
+            return result
+        value = self.values[result]
+        if not isinstance(value, View):
+            return value
+        b = self.builder
+        val = result.meta["val"]
+        key = storage_key(val)
+        ref = b.try_strided(value)
+        if ref is not None and extern._same_strides(ref.sizes, ref.strides, val):
+            root = b.buffers[ref.buffer].alias_of or ref.buffer
+            owners = returned.setdefault(root, set())
+            if (not owners and not self._foreign(root, key)) or key in owners:
+                owners.add(key)
+                return self._handed_out(ref, val)
+        copied = b.try_strided(b.copy(value, b._dense_strides(val, value.sizes)))
+        assert copied is not None
+        returned[copied.buffer] = {key}
+        return self._handed_out(copied, val)
+
+    def _foreign(self, buffer: str, key: int) -> bool:
+        """Whether the buffer is an input or a constant, and the output is not a view of it in eager."""
+        if self.builder.buffers[buffer].kind not in ("input", "constant"):
+            return False
+        owner = self._input_keys().get(buffer)
+        return owner != key
+
+    def _input_keys(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for node, value in self.values.items():
+            if node.op in ("placeholder", "get_attr") and isinstance(value, View):
+                val = node.meta.get("val")
+                if not isinstance(val, torch.Tensor):
+                    val = self.builder.constants[value.buffer]
+                found[value.buffer] = storage_key(val)
+        return found
+
+    def _handed_out(self, ref: ViewRef, val: torch.Tensor) -> ViewRef:
+        b = self.builder
+        root = b.buffers[ref.buffer].alias_of or ref.buffer
+        if b.buffers[root].kind == "temp":
+            b.buffers[root] = replace(b.buffers[root], kind="output")
+        strides = tuple(int(s) for s in val.stride())
+        return replace(ref, strides=strides) if val.numel() else ref
+
+
+def _number(x: Any) -> Any:
+    if isinstance(x, torch.SymBool):
+        return bool(x)
+    if isinstance(x, torch.SymFloat):
+        return float(x)
+    return int(x) if isinstance(x, torch.SymInt) else x
+
+
+def _has_view(x: Any) -> bool:
+    if isinstance(x, (tuple, list)):
+        return any(map(_has_view, x))
+    return isinstance(x, View)
