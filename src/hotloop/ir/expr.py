@@ -39,6 +39,7 @@ __all__ = [
     "local",
     "masked",
     "random",
+    "replace_atoms",
     "rewrite_loads",
     "walk",
     "where",
@@ -466,7 +467,7 @@ def rewrite_loads(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
         atoms = list(ix.indirect_atoms(i))
         if not atoms:
             return i
-        return _replace_atoms(i, lambda a: ix.indirect(visit(a.args[0]), a.args[1], a.args[2]))
+        return replace_atoms(i, lambda a: ix.indirect(visit(a.args[0]), a.args[1], a.args[2]))
 
     def visit(n: Expr) -> Expr:
         got = memo.get(n)
@@ -486,7 +487,7 @@ def rewrite_loads(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     return visit(e)
 
 
-def _replace_atoms(i: IndexLike, f: Callable[[Index], Index]) -> Index:
+def replace_atoms(i: IndexLike, f: Callable[[Index], Index]) -> Index:
     """Rebuild an index with every outermost indirect atom replaced."""
     if isinstance(i, int) or i.kind in ("const", "var", "sym"):
         return ix.as_index(i)
@@ -495,9 +496,9 @@ def _replace_atoms(i: IndexLike, f: Callable[[Index], Index]) -> Index:
     if i.kind == "sum":
         out = ix.const(i.args[0])
         for atom, c in i.args[1]:
-            out = out + _replace_atoms(atom, f) * c
+            out = out + replace_atoms(atom, f) * c
         return out
-    parts = [_replace_atoms(a, f) for a in i.args]
+    parts = [replace_atoms(a, f) for a in i.args]
     combine = {"div": ix.floordiv, "mod": ix.mod, "min": ix.minimum, "max": ix.maximum, "mul": ix.mul}[i.kind]
     out = parts[0]
     for p in parts[1:]:

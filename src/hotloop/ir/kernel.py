@@ -120,6 +120,7 @@ Stmt = Union[Loop, Let, Init, Accumulate, Store, Scratch]
 class Kernel:
     """One function. ``bytes`` is the memory it moves and ``work`` its element operations, for threading decisions.
 
+    ``single_pass``: no loop runs over the same points twice, so that work in place is possible.
     ``checks``: whether an indirect index inside has to be tested, so that the function returns nonzero on a fault.
     Two kernels that are equal but for ``name`` and ``origins`` share one compiled function.
     """
@@ -131,6 +132,7 @@ class Kernel:
     parallel: bool = True
     bytes: int = 0
     work: int = 0
+    single_pass: bool = False
     origins: tuple[Origin, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:

@@ -1,0 +1,343 @@
+"""Fusion: which operations share a loop nest.
+
+What comes in: a simplified loop program. What goes out: steps in execution order, each a ``Group`` of operations over
+common axes or an extern call. What holds in between: fusion is decided on shapes, dependences and bytes alone; it
+generates nothing and measures nothing; every refusal of operations that share a buffer has its reason in the log.
+
+A group iterates over *outer* axes, and for each of their points over *inner* axes, perhaps several times: the row of
+a softmax, the plane of a group norm. A member covers either all axes or the outer ones alone. A reduction always
+runs over exactly the inner axes. The next file is ``passes.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index
+from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outputs, op_reads
+
+from .dependences import Uses, analyse, base_of
+from .simplify import extents, numel
+
+__all__ = ["Group", "Member", "fuse"]
+
+#: Limits that keep a kernel's registers, parameters and compile time in bounds.
+MAX_MEMBERS = 48
+MAX_BUFFERS = 40
+MAX_GROUP_NODES = 900
+#: Operations that only share an input are fused when they are at most this many operations apart in the program:
+#: moving work further could keep buffers alive for longer than eager does.
+HORIZONTAL_REACH = 12
+
+
+@dataclass(frozen=True)
+class Member:
+    """An operation with its variables replaced by its group's axes.
+
+    ``store`` is the multi-dimensional index it writes, ``inner`` whether it covers the inner axes. For a reduction
+    ``body`` is what is reduced, and ``position`` the row-major position in its own reduce variables.
+    """
+
+    op: Pointwise | Reduce
+    body: Expr
+    store: tuple[Index, ...]
+    inner: bool
+    position: Index | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that run in one kernel, in program order, over common axes."""
+
+    outer: tuple[Index, ...]
+    inner: tuple[Index, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def axes(self) -> tuple[Index, ...]:
+        return self.outer + self.inner
+
+    @property
+    def names(self) -> str:
+        return "+".join(m.op.out for m in self.members)
+
+
+class _Open:
+    """A group or an extern call while fusion goes on."""
+
+    def __init__(self, position: int, step: Group | Extern) -> None:
+        self.position = position
+        self.last = position
+        self.step = step
+        self.before = 0  # bit mask of the steps this one transitively waits for
+        self.nodes = 0
+        self.buffers: set[str] = set()
+
+
+Refuse = Callable[[str, str, str], None]
+
+
+def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern, ...]:
+    """Group the operations of ``p``. With ``enabled`` false every operation is a kernel of its own."""
+    uses = analyse(p)
+    steps: list[_Open] = []
+    step_of: dict[str, int] = {}  # storage -> number of the step that writes it
+    readers: dict[str, list[int]] = {}  # storage -> steps that read it
+    for position, op in enumerate(p.ops):
+        needs = {step_of[b] for b in (base_of(p.buffers, n) for n in op_reads(op)) if b in step_of}
+        before = 0
+        for s in needs:
+            before |= steps[s].before | (1 << s)
+        chosen: int | None = None
+        if not isinstance(op, Extern) and enabled:
+            chosen = _find_group(p, uses, steps, step_of, readers, op, position, before, refuse)
+        if chosen is None:
+            chosen = len(steps)
+            opened = _Open(position, op if isinstance(op, Extern) else _single(op))
+            opened.before = before
+            steps.append(opened)
+        else:
+            _add_dependences(steps, chosen, before)
+        opened = steps[chosen]
+        opened.last = position
+        opened.nodes += 0 if isinstance(op, Extern) else sum(1 for _ in ex.walk(op.body))
+        for b in op_reads(op):
+            base = base_of(p.buffers, b)
+            opened.buffers.add(base)
+            users = readers.setdefault(base, [])
+            if chosen not in users:
+                users.append(chosen)
+        for b in op_outputs(op):
+            opened.buffers.add(base_of(p.buffers, b))
+            step_of[base_of(p.buffers, b)] = chosen
+    return tuple(steps[i].step for i in _order(steps))
+
+
+def _add_dependences(steps: list[_Open], chosen: int, before: int) -> None:
+    before &= ~(1 << chosen)
+    bit = 1 << chosen
+    steps[chosen].before |= before
+    for s in steps:
+        if s.before & bit:
+            s.before |= before
+
+
+def _order(steps: Sequence[_Open]) -> list[int]:
+    """Execution order: each step after those it waits for, otherwise as in the program."""
+    done = 0
+    out: list[int] = []
+    waiting = sorted(range(len(steps)), key=lambda i: steps[i].last)
+    while waiting:
+        rest: list[int] = []
+        for i in waiting:
+            if steps[i].before & ~done:
+                rest.append(i)
+            else:
+                out.append(i)
+                done |= 1 << i
+        if len(rest) == len(waiting):
+            raise AssertionError("fusion made a dependence cycle")
+        waiting = rest
+    return out
+
+
+def _clean(op: Pointwise | Reduce) -> tuple[Expr, tuple[Index, ...], tuple[Index, ...], tuple[Index, ...]]:
+    """Body, store index, variables and reduce variables with those of extent 1 gone."""
+    reduce_vars = op.reduce_vars if isinstance(op, Reduce) else ()
+    gone: dict[Index, int] = {v: 0 for v in (*op.vars, *reduce_vars) if v.extent == 1}
+    body = op.body.substitute(gone) if gone else op.body
+    store = tuple(ix.const(0) if v in gone else v for v in op.vars)
+    return body, store, tuple(v for v in op.vars if v not in gone), tuple(v for v in reduce_vars if v not in gone)
+
+
+def _position(op: Pointwise | Reduce, mapping: dict[Index, Index]) -> Index | None:
+    if not isinstance(op, Reduce) or op.kind not in ("argmax", "argmin"):
+        return None
+    flat = ix.const(0)
+    for v in op.reduce_vars:
+        flat = flat * int(v.extent) + (mapping.get(v, ix.const(0)) if v.extent != 1 else 0)  # type: ignore[arg-type]
+    return flat
+
+
+def _member(op: Pointwise | Reduce, mapping: dict[Index, Index], inner: bool) -> Member:
+    body, store, _, _ = _clean(op)
+    whole: dict[Index, Index | int] = dict(mapping)
+    return Member(
+        op, body.substitute(whole), tuple(ix.substitute(s, whole) for s in store), inner, _position(op, mapping)
+    )
+
+
+def _single(op: Pointwise | Reduce) -> Group:
+    _, _, vars, reduce_vars = _clean(op)
+    outer = tuple(ix.var(f"p{k}", v.extent) for k, v in enumerate(vars))
+    inner = tuple(ix.var(f"q{k}", v.extent) for k, v in enumerate(reduce_vars))
+    mapping = dict(zip(vars + reduce_vars, outer + inner, strict=True))
+    return Group(outer, inner, (_member(op, mapping, isinstance(op, Reduce)),))
+
+
+# --- joining a group --------------------------------------------------------------------------------------------
+
+
+def _find_group(
+    p: LoopProgram, uses: Uses, steps: list[_Open], step_of: dict[str, int], readers: dict[str, list[int]],
+    op: Pointwise | Reduce, position: int, before: int, refuse: Refuse,
+) -> int | None:  # fmt: skip
+    """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one."""
+    gain: dict[int, int] = {}
+    for name in op_reads(op):
+        base = base_of(p.buffers, name)
+        size = p.buffers[base].nbytes
+        if base in step_of:
+            gain[step_of[base]] = gain.get(step_of[base], 0) + 2 * size
+        for s in readers.get(base, ()):
+            near = position - steps[s].last <= HORIZONTAL_REACH
+            if near or s in gain:
+                gain[s] = gain.get(s, 0) + size
+    for s in sorted(gain, key=lambda s: (-gain[s], -s)):
+        opened = steps[s]
+        if isinstance(opened.step, Extern):
+            continue
+        # What op waits for must not wait for the group.
+        blocked = any(steps[d].before >> s & 1 for d in _bits(before) if d != s)
+        reason = "a dependence passes through another step" if blocked else _limits(opened, op)
+        if reason is None:
+            joined = join(p, opened.step, op)
+            if isinstance(joined, Group):
+                opened.step = joined
+                return s
+            reason = joined
+        refuse(opened.step.names, op.out, reason)
+    return None
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _limits(opened: _Open, op: Op) -> str | None:
+    assert isinstance(opened.step, Group)
+    if len(opened.step.members) >= MAX_MEMBERS:
+        return f"the group has {MAX_MEMBERS} operations"
+    if len(opened.buffers | set(op_reads(op))) >= MAX_BUFFERS:
+        return f"the kernel would touch more than {MAX_BUFFERS} buffers"
+    if opened.nodes > MAX_GROUP_NODES:
+        return f"the kernel has more than {MAX_GROUP_NODES} nodes"
+    return None
+
+
+def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
+    """``g`` with ``op`` as its last member, or the reason why that cannot be."""
+    body, _, vars, reduce_vars = _clean(op)
+    mapping = _match_axes(g, body, vars, reduce_vars)
+    if isinstance(mapping, str):
+        return mapping
+    covered = set(mapping.values())
+    outer, inner = g.outer, g.inner
+    if reduce_vars or (isinstance(op, Reduce) and not inner):
+        reduced = {mapping[v] for v in reduce_vars}
+        if covered != set(g.axes):
+            return "the reduction does not cover the group's axes"
+        if inner and reduced != set(inner):
+            return "the reduction runs over other axes than the group's"
+        if not inner:
+            outer = tuple(a for a in g.outer if a not in reduced)
+            inner = tuple(a for a in g.outer if a in reduced)
+    elif isinstance(op, Reduce):
+        return "a reduction over one element has no inner loop"
+    elif covered == set(outer) and inner:
+        pass
+    elif covered != set(g.axes):
+        return "the loops have other extents"
+    is_inner = bool(inner) and covered != set(outer)
+    if isinstance(op, Reduce):
+        is_inner = True
+    new = _member(op, mapping, is_inner)
+    members = g.members
+    if inner != g.inner:  # the group was pointwise: its members cover what is now outer and inner
+        members = tuple(replace(m, inner=True) for m in members)
+    grown = Group(outer, inner, (*members, new))
+    reason = _check_reads(p, grown, new)
+    return grown if reason is None else reason
+
+
+def _match_axes(
+    g: Group, body: Expr, vars: tuple[Index, ...], reduce_vars: tuple[Index, ...]
+) -> dict[Index, Index] | str:
+    """Map the operation's variables to the group's axes: through the buffers both touch, then by extent."""
+    own = vars + reduce_vars
+    if len(own) > len(g.axes):
+        return "it has more loops than the group"
+    stored = {m.op.out: m.store for m in g.members}
+    mapping: dict[Index, Index] = {}
+    mine = sorted({n for n in ex.loads(body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n)))
+    group_loads: dict[str, list[tuple[Index, ...]]] = {}
+    for m in g.members:
+        for n in ex.loads(m.body):
+            group_loads.setdefault(n.buffer, []).append(n.indices)
+    for n in mine:
+        if n.buffer in stored:
+            _unify(mapping, n.indices, stored[n.buffer])
+    for n in mine:
+        for theirs in group_loads.get(n.buffer, ())[:4]:
+            _unify(mapping, n.indices, theirs)
+    free = [a for a in g.axes if a not in mapping.values()]
+    need_inner = [v for v in own if v not in mapping]
+    # What is left is not tied by data: match equal extents in order, reduced variables to inner axes first.
+    for v in need_inner:
+        prefer = [a for a in free if a.extent == v.extent and (v in reduce_vars) == (a in g.inner)]
+        pool = prefer or [a for a in free if a.extent == v.extent]
+        if not pool:
+            return f"no axis of extent {v.extent} is left for {v.name}"
+        mapping[v] = pool[0]
+        free.remove(pool[0])
+    return mapping
+
+
+def _unify(mapping: dict[Index, Index], mine: tuple[Index, ...], theirs: tuple[Index, ...]) -> None:
+    if len(mine) != len(theirs):
+        return
+    for a, b in zip(mine, theirs):
+        if a.kind == "var" and b.kind == "var" and a.extent == b.extent:
+            if a not in mapping and b not in mapping.values():
+                mapping[a] = b
+
+
+def _check_reads(p: LoopProgram, g: Group, new: Member) -> str | None:
+    """Each value that the new member takes from the group must be there when it is needed."""
+    stored = {m.op.out: m for m in g.members[:-1]}
+    inner = set(g.inner)
+    for n in ex.loads(new.body):
+        source = stored.get(n.buffer)
+        if source is None:
+            if any(base_of(p.buffers, n.buffer) == base_of(p.buffers, s) for s in stored):
+                return "it reads a reinterpretation of a buffer that the group writes"
+            continue
+        if n.indices == source.store:
+            continue
+        for mine, theirs in zip(n.indices, source.store, strict=True):
+            if mine is theirs:
+                continue
+            if not theirs.free_vars or theirs.free_vars - inner:
+                return f"it reads {n.buffer} at another point than the group writes"
+        # The same row at another column: legal in a later pass, once the row is complete.
+        if not source.inner or isinstance(source.op, Reduce):
+            return f"it reads {n.buffer} at another point than the group writes"
+        row = numel([a.extent for a in g.inner]) * p.buffers[n.buffer].dtype.itemsize
+        if row > MAX_ROW_BYTES:
+            return "the row is too long to be kept in cache"
+    return None
+
+
+#: A row that is read again in a later pass has to stay in the second-level cache.
+MAX_ROW_BYTES = 256 << 10
+
+
+def group_points(g: Group) -> int:
+    return extents(g.axes)

@@ -1,0 +1,443 @@
+"""From a nest to a kernel: loop order, merging, blocks, tiles, the vector loop, threads.
+
+What comes in: a group, the buffers it must leave in memory, and how many threads there are. What goes out: a
+``Kernel`` with canonical parameter names, and the buffers to bind to them. What holds in between: every rewrite keeps
+the set of points and the value at each. The next file is ``memory.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index, IndexLike
+from hotloop.ir.kernel import Accumulate, Init, Kernel, KernelCall, Let, Loop, Param, Scratch, Stmt, Store, statements
+from hotloop.ir.loops import Buffer, Reduce
+
+from .axes import choose_vector_axis, split_axes
+from .fuse import Group
+from .passes import Nest, build_nest
+from .simplify import extents
+
+__all__ = ["Machine", "build_kernel"]
+
+#: A tile's edge, in elements, where one operand is walked across the grain: two lines of cache for float32.
+TILE = 32
+#: A vector loop is cut at mask borders into at most this many pieces.
+MAX_PIECES = 6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What loop building needs to know: the number of threads, and below how many bytes a kernel stays serial."""
+
+    threads: int
+    parallel_threshold: int
+
+
+def build_kernel(
+    g: Group, buffers: Mapping[str, Buffer], stored: set[str], machine: Machine, keep_roundings: bool
+) -> KernelCall:
+    """The kernel of a group. ``stored``: the buffers needed outside of it; others may be added."""
+    g = split_axes(g, buffers)
+    vector = choose_vector_axis(g, buffers, stored)
+    if vector in g.inner and any(_is_arg(m.op) for m in g.members):
+        vector = g.inner[-1]  # the first of equal extremes is the first in loop order
+    nest = build_nest(g, buffers, stored, bool(g.inner) and vector in g.outer, keep_roundings)
+    nest, vector = _order_and_merge(nest, vector, any(_is_arg(m.op) for m in g.members))
+    body = _Loops(nest, vector, machine).build()
+    return _finish(g, body, buffers, machine)
+
+
+def _is_arg(op: object) -> bool:
+    return isinstance(op, Reduce) and op.kind in ("argmax", "argmin")
+
+
+# --- rewriting statements ---------------------------------------------------------------------------------------
+
+
+def map_statement(s: Stmt, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Stmt:
+    if isinstance(s, Let):
+        return Let(s.name, value(s.value))
+    if isinstance(s, Store):
+        return Store(s.buffer, index(s.index), value(s.value))
+    if isinstance(s, Accumulate):
+        return Accumulate(s.name, value(s.value), None if s.position is None else index(s.position))
+    if isinstance(s, Loop):
+        return replace(
+            s, start=index(ix.as_index(s.start)), stop=index(ix.as_index(s.stop)),
+            body=tuple(map_statement(b, value, index) for b in s.body),
+        )  # fmt: skip
+    return s
+
+
+def substitute_statements(body: Sequence[Stmt], mapping: Mapping[Index, IndexLike]) -> tuple[Stmt, ...]:
+    if not mapping:
+        return tuple(body)
+    return tuple(
+        map_statement(s, lambda e: e.substitute(mapping), lambda i: ix.substitute(i, mapping)) for s in body
+    )
+
+
+def _nest_statements(n: Nest) -> Iterator[Stmt]:
+    yield from n.before
+    for p in n.passes:
+        yield from p.body
+        yield from p.after
+
+
+def _substitute_nest(
+    n: Nest, mapping: Mapping[Index, IndexLike], outer: tuple[Index, ...], inner: tuple[Index, ...]
+) -> Nest:
+    passes = tuple(
+        replace(p, body=substitute_statements(p.body, mapping), after=substitute_statements(p.after, mapping))
+        for p in n.passes
+    )
+    return replace(n, outer=outer, inner=inner, before=substitute_statements(n.before, mapping), passes=passes)
+
+
+def _all_indices(n: Nest) -> list[Index]:
+    """Every index expression in the nest: flat loads and stores, index values, positions."""
+    out: set[Index] = set()
+    for s in _nest_statements(n):
+        if isinstance(s, Store):
+            out.add(s.index)
+        if isinstance(s, Accumulate) and s.position is not None:
+            out.add(s.position)
+        if isinstance(s, (Let, Store, Accumulate)):
+            for e in ex.walk(s.value):
+                if e.op == "load":
+                    out.update(e.indices)
+                elif e.op == "index":
+                    out.add(e.attr)
+                elif e.op == "random":
+                    out.add(e.attr[1])
+    return sorted(out, key=repr)
+
+
+# --- order and merging ------------------------------------------------------------------------------------------
+
+
+def _order_and_merge(n: Nest, vector: Index | None, keep_inner_order: bool) -> tuple[Nest, Index | None]:
+    """Sort axes by falling stride, the vector axis last, and merge neighbours that every access walks as one."""
+    indices = _all_indices(n)
+
+    def stride(axis: Index) -> float:
+        total = 0.0
+        for i in indices:
+            c = ix.coefficient(i, axis)
+            total += 1e6 if c is None else min(abs(c), 1e9)
+        return total
+
+    def order(axes: tuple[Index, ...], keep: bool) -> tuple[Index, ...]:
+        out = list(axes) if keep else sorted(axes, key=lambda a: -stride(a))
+        if vector in out:
+            out.remove(vector)  # type: ignore[arg-type]
+            out.append(vector)  # type: ignore[arg-type]
+        return tuple(out)
+
+    outer, inner = order(n.outer, False), order(n.inner, keep_inner_order)
+    mapping: dict[Index, Index] = {}
+    names = iter(range(100))
+    new_outer = _merge(outer, indices, mapping, lambda e: ix.var(f"i{next(names)}", e))
+    new_inner = _merge(inner, indices, mapping, lambda e: ix.var(f"i{next(names)}", e))
+    if vector is not None:
+        vector = (new_inner if vector in inner else new_outer)[-1]
+    return _substitute_nest(n, mapping, new_outer, new_inner), vector
+
+
+def _merge(
+    axes: tuple[Index, ...], indices: list[Index], mapping: dict[Index, Index], fresh: Callable[[int], Index]
+) -> tuple[Index, ...]:
+    """Merge runs of axes ``a, b`` with ``coefficient(a) == coefficient(b) * extent(b)`` in every index."""
+    runs: list[list[Index]] = []
+    for axis in axes:
+        if runs and _mergeable(runs[-1][-1], axis, indices):
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    out: list[Index] = []
+    for run in runs:
+        sizes = [int(a.extent) for a in run]  # type: ignore[arg-type]
+        whole = fresh(extents(run))
+        out.append(whole)
+        # The coordinates are div and mod of the merged axis; linear uses of all of them collapse again.
+        mapping.update(zip(run, ix.delinearize(whole, sizes), strict=True))
+    return tuple(out)
+
+
+def _mergeable(a: Index, b: Index, indices: list[Index]) -> bool:
+    size = int(b.extent)  # type: ignore[arg-type]
+    for i in indices:
+        if a not in i.free_vars and b not in i.free_vars:
+            continue
+        ca, cb = ix.coefficient(i, a), ix.coefficient(i, b)
+        if ca is None or cb is None or ca != cb * size:
+            return False
+    return True
+
+
+# --- the loops --------------------------------------------------------------------------------------------------
+
+
+class _Loops:
+    """Builds the loop nest of one kernel."""
+
+    def __init__(self, nest: Nest, vector: Index | None, machine: Machine) -> None:
+        self.nest = nest
+        self.vector = vector
+        self.machine = machine
+        self.enough = 4 * machine.threads
+
+    def build(self) -> tuple[Stmt, ...]:
+        n, v = self.nest, self.vector
+        if v is None:  # a single point
+            return (*n.scratch, *self.point())
+        if v in n.inner:
+            return self.wrap(n.outer, (*n.scratch, *self.point()))
+        rest = tuple(a for a in n.outer if a is not v)
+        across = self.across_the_grain(rest) if not n.inner else None
+        if across is not None:
+            return self.tiled(tuple(a for a in rest if a is not across), across)
+        pieces = self.pieces(v, (*n.scratch, *self.point()))
+        if extents(rest) >= self.enough or (rest and len(pieces) > 1):  # pieces cannot collapse with what is around
+            return self.wrap(rest, pieces)
+        return self.wrap(rest, tuple(s for piece in pieces for s in self.blocks(piece)))
+
+    def point(self) -> tuple[Stmt, ...]:
+        """What happens at one outer point."""
+        n = self.nest
+        out: list[Stmt] = list(n.before)
+        for p in n.passes:
+            out += p.inits
+            out += self.sweep(p.body)
+            out += p.after
+        return tuple(out)
+
+    def sweep(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        if not body:
+            return ()
+        axes = self.nest.inner
+        last = axes[-1]
+        if last is self.vector:
+            loops = self.pieces(last, body)
+        else:
+            loops = (Loop(last, 0, last.extent, "serial", body),)
+        for a in reversed(axes[:-1]):
+            loops = (Loop(a, 0, a.extent, "serial", loops),)
+        return loops
+
+    def wrap(self, axes: tuple[Index, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """Outer loops, parallel from the outside until there is work for every thread."""
+        kinds: list[str] = []
+        points = 1
+        if body and isinstance(body[0], Loop) and body[0].kind == "parallel":
+            points = 0  # the blocks inside are parallel: every loop around them must be too, to collapse
+        for a in axes:
+            kinds.append("parallel" if points < self.enough else "serial")
+            points *= int(a.extent)  # type: ignore[arg-type]
+        for a, kind in reversed(list(zip(axes, kinds, strict=True))):
+            body = (Loop(a, 0, a.extent, kind, body),)
+        return body
+
+    def pieces(self, v: Index, body: tuple[Stmt, ...]) -> tuple[Loop, ...]:
+        """The vector loop over ``v``, cut where a mask changes so that most masks become constant."""
+        extent = int(v.extent)  # type: ignore[arg-type]
+        cuts = sorted(c for c in _borders(v, body) if 0 < c < extent)
+        if not cuts or len(cuts) >= MAX_PIECES:
+            return (Loop(v, 0, extent, "vector", body),)
+        out: list[Loop] = []
+        for k, (lo, hi) in enumerate(zip([0, *cuts], [*cuts, extent], strict=True)):
+            own = ix.var(f"{v.name}_{k}", hi - lo)
+            out.append(Loop(own, 0, hi - lo, "vector", substitute_statements(body, {v: own + lo})))
+        return tuple(out)
+
+    def blocks(self, loop: Loop) -> tuple[Stmt, ...]:
+        """A vector loop as a parallel loop over blocks."""
+        extent = int(loop.var.extent)  # type: ignore[arg-type]
+        size = _block_size(extent, self.enough, 64 if self.nest.inner else 1024)
+        if size >= extent:
+            return (loop,)
+        block = ix.var(f"{loop.var.name}b", -(-extent // size))
+        stop: IndexLike = block * size + size
+        if extent % size:
+            stop = ix.minimum(stop, extent)
+        return (Loop(block, 0, block.extent, "parallel", (replace(loop, start=block * size, stop=stop),)),)
+
+    def across_the_grain(self, rest: tuple[Index, ...]) -> Index | None:
+        """The axis along which an access is contiguous that the vector axis strides over, if tiling will help."""
+        assert self.vector is not None
+        if int(self.vector.extent) < TILE // 2:  # type: ignore[arg-type]
+            return None
+        votes: dict[Index, int] = {}
+        for i in _all_indices(self.nest):
+            c = ix.coefficient(i, self.vector)
+            if c is None or c in (0, 1):
+                continue
+            for a in rest:
+                if ix.coefficient(i, a) == 1 and int(a.extent) >= TILE // 2:  # type: ignore[arg-type]
+                    votes[a] = votes.get(a, 0) + 1
+        return max(votes, key=lambda a: votes[a]) if votes else None
+
+    def tiled(self, rest: tuple[Index, ...], across: Index) -> tuple[Stmt, ...]:
+        v = self.vector
+        assert v is not None
+        body: tuple[Stmt, ...] = (*self.nest.scratch, *self.point())
+        blocks: list[Index] = []
+        for axis, kind in ((v, "vector"), (across, "serial")):
+            extent = int(axis.extent)  # type: ignore[arg-type]
+            block = ix.var(f"{axis.name}t", -(-extent // TILE))
+            stop: IndexLike = block * TILE + TILE
+            if extent % TILE:
+                stop = ix.minimum(stop, extent)
+            body = (Loop(axis, block * TILE, stop, kind, body),)
+            blocks.append(block)
+        # All block loops and outer loops are independent: collapse them.
+        for block in blocks:
+            body = (Loop(block, 0, block.extent, "parallel", body),)
+        for a in reversed(rest):
+            body = (Loop(a, 0, a.extent, "parallel", body),)
+        return body
+
+
+def _block_size(extent: int, enough: int, least: int) -> int:
+    """A block for one thread at a time: about ``extent / enough``, a multiple of 64, dividing the extent if it can."""
+    want = max(least, min(-(-extent // enough), 1 << 15))
+    want = -(-want // 64) * 64
+    for size in range(want, 2 * want, 64):
+        if extent % size == 0:
+            return size
+    return want
+
+
+def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
+    """Where comparisons of index values against constants change their truth along ``v``."""
+    out: set[int] = set()
+    for s in statements(tuple(body)):
+        if not isinstance(s, (Let, Store, Accumulate)):
+            continue
+        for e in ex.walk(s.value):
+            if e.op not in ("lt", "le", "gt", "ge", "eq", "ne") or v not in e.free_vars:
+                continue
+            a, b = (x.attr if x.op == "index" else ix.const(x.value) if x.op == "const" else None for x in e.args)
+            if a is None or b is None or e.args[0].dtype.is_floating_point:
+                continue
+            d = a - b
+            c = ix.coefficient(d, v)
+            if not c:
+                continue
+            rest = d - v * c
+            if not rest.is_const:
+                continue
+            # c * v + r crosses zero at v = -r / c; strict and weak comparisons change on either side of it.
+            r = rest.value
+            exact = (-r) % c == 0
+            at = (-r) // c
+            if e.op in ("eq", "ne"):
+                out.update((at, at + 1) if exact else ())
+            elif not exact:
+                out.add(at + 1)
+            else:
+                # c > 0: d < 0 iff v < at, d <= 0 iff v < at + 1; c < 0 mirrors them.
+                strict = e.op in ("lt", "ge")
+                out.add(at if strict == (c > 0) else at + 1)
+    return out
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------
+
+
+def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], machine: Machine) -> KernelCall:
+    reads: dict[str, None] = {}
+    writes: dict[str, None] = {}
+    local: dict[str, str] = {}
+    checks = False
+    for s in statements(body):
+        if isinstance(s, Scratch):
+            local[s.name] = f"row{len(local)}"
+        elif isinstance(s, (Init, Let)):
+            prefix = "acc" if isinstance(s, Init) else "v"
+            local.setdefault(s.name, f"{prefix}{len(local)}")
+        if isinstance(s, Store) and s.buffer not in local:
+            writes[s.buffer] = None
+        if isinstance(s, (Let, Store, Accumulate)):
+            for e in ex.walk(s.value):
+                if e.op == "load" and e.buffer not in local:
+                    reads[e.buffer] = None
+                checks = checks or _may_fail(e)
+    rename = dict(local)
+    params: list[Param] = []
+    args: list[str] = []
+    for name in [*(r for r in reads if r not in writes), *writes]:
+        role = "in" if name not in writes else "inout" if name in reads else "out"
+        new = f"{'in' if role == 'in' else 'out'}{sum(p.name.startswith('in' if role == 'in' else 'out') for p in params)}"
+        rename[name] = new
+        params.append(Param(new, buffers[name].dtype, role))
+        args.append(name)
+    moved = sum(buffers[a].nbytes for a in args)
+    work = sum(ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members)
+    kernel = Kernel(
+        _kernel_name(g), tuple(params), tuple(_renamed(s, rename, {}) for s in body), checks,
+        machine.threads > 1 and max(moved, work) >= machine.parallel_threshold, moved, work,
+        not g.inner, tuple(m.op.origin for m in g.members),
+    )  # fmt: skip
+    return KernelCall(kernel, tuple(args))
+
+
+def _may_fail(e: Expr) -> bool:
+    """Whether evaluating the node can find a fault in the data: an index out of range, an integer division by 0."""
+    if e.op in ("floordiv", "truncdiv", "remainder", "fmod"):
+        by = e.args[1]
+        return not e.dtype.is_floating_point and not (by.op == "const" and by.value != 0)
+    own = e.attr[1] if e.op == "load" else (e.attr,) if e.op == "index" else ()
+    return any(a.args[2] for i in own for a in ix.indirect_atoms(i))
+
+
+def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
+    """The statement with buffers and locals under their canonical names."""
+
+    def value(e: Expr) -> Expr:
+        got = memo.get(e)
+        if got is None:
+            if e.op == "local":
+                got = ex.local(names[e.attr], e.dtype)
+            elif e.op == "load":
+                got = ex.load(names[e.buffer], tuple(index(i) for i in e.indices), e.dtype)
+            elif e.op == "index":
+                got = ex.index_value(index(e.attr))
+            else:
+                got = ex.rebuild(e, tuple(value(a) for a in e.args))
+            memo[e] = got
+        return got
+
+    def index(i: Index) -> Index:
+        if not any(True for _ in ix.indirect_atoms(i)):
+            return i
+        return ex.replace_atoms(i, lambda a: ix.indirect(value(a.args[0]), a.args[1], a.args[2]))
+
+    if isinstance(s, Scratch):
+        return replace(s, name=names[s.name])
+    if isinstance(s, Init):
+        return replace(s, name=names[s.name])
+    if isinstance(s, Loop):
+        return replace(s, body=tuple(_renamed(b, names, memo) for b in s.body))
+    if isinstance(s, Let):
+        return Let(names[s.name], value(s.value))
+    if isinstance(s, Store):
+        return Store(names[s.buffer], index(s.index), value(s.value))
+    return Accumulate(names[s.name], value(s.value), s.position)
+
+
+def _kernel_name(g: Group) -> str:
+    """``cpp_fused_add_mul`` or ``cpp_red_mul_softmax``: the operators inside, each once, in order."""
+    words: list[str] = []
+    for m in g.members:
+        word = re.sub(r"\W", "_", m.op.origin.target.removeprefix("aten.").split(".")[0]).strip("_")
+        if word and word not in words:
+            words.append(word)
+    kind = "red" if g.inner else "fused"
+    return "_".join(["cpp", kind, *words[:6]])

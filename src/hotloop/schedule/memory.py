@@ -1,0 +1,188 @@
+"""Where every buffer lives: lifetimes, work in place, and offsets in one arena.
+
+What comes in: the steps in execution order. What goes out: a ``Placement`` for each buffer, the arena's size, and what
+each step frees. What holds in between: two buffers that are alive at the same time never overlap; a kernel writes in
+place only where each element is read at the very point that writes it. The next file is ``schedule.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hotloop.ir import expr as ex
+from hotloop.ir.index import Index
+from hotloop.ir.kernel import KernelCall, Placement, Store, expressions, statements
+from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs, op_reads
+
+from .dependences import base_of
+
+__all__ = ["ALIGNMENT", "plan"]
+
+#: Offsets in the arena are multiples of a cache line, which is also the widest vector.
+ALIGNMENT = 64
+
+#: Calls through PyTorch whose ``out=`` form writes into memory of our choice without a copy.
+WRITES_INTO_OUT = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+
+
+@dataclass
+class _Life:
+    first: int
+    last: int
+
+
+Step = "KernelCall | Extern"
+
+
+def _touched(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(buffers read, buffers written) by a step."""
+    if isinstance(step, Extern):
+        return op_reads(step), op_outputs(step)
+    pairs = list(zip(step.kernel.params, step.args, strict=True))
+    return (
+        tuple(a for p, a in pairs if p.role != "out"),
+        tuple(a for p, a in pairs if p.role != "in"),
+    )
+
+
+def plan(
+    p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool
+) -> tuple[tuple[KernelCall | Extern, ...], dict[str, Placement], int, tuple[tuple[str, ...], ...]]:
+    """Steps (some now in place), placements, arena bytes, and the extern buffers that are dead after each step."""
+    lives = _lifetimes(p, steps)
+    outputs = {base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef)}
+    kinds = _kinds(p, steps, outputs)
+    shared: dict[str, str] = {}
+    new_steps = list(steps)
+    if reuse:
+        for i, step in enumerate(steps):
+            if isinstance(step, KernelCall):
+                new_steps[i] = _in_place(p, step, i, lives, kinds, shared)
+    arena = [b for b, kind in kinds.items() if kind == "arena" and b not in shared]
+    offsets, total = _pack(p, arena, lives)
+    placements: dict[str, Placement] = {}
+    for name, b in p.buffers.items():
+        base = base_of(p.buffers, name)
+        if base != name:
+            placements[name] = Placement("alias", of=base)
+            continue
+        kind = kinds.get(name)
+        if kind == "arena":
+            placements[name] = Placement("arena", offsets[_owner(shared, name)], b.nbytes)
+        elif kind is not None:
+            placements[name] = Placement(kind, nbytes=b.nbytes)
+    frees = _frees(p, new_steps, lives, kinds)
+    return tuple(new_steps), placements, total, frees
+
+
+def _owner(shared: Mapping[str, str], name: str) -> str:
+    while name in shared:
+        name = shared[name]
+    return name
+
+
+def _lifetimes(p: LoopProgram, steps: Sequence[KernelCall | Extern]) -> dict[str, _Life]:
+    lives: dict[str, _Life] = {}
+    for i, step in enumerate(steps):
+        for names in _touched(step):
+            for name in names:
+                life = lives.setdefault(base_of(p.buffers, name), _Life(i, i))
+                life.last = i
+    for o in p.outputs:
+        if isinstance(o, ViewRef):
+            lives.setdefault(base_of(p.buffers, o.buffer), _Life(0, 0)).last = len(steps)
+    return lives
+
+
+def _kinds(p: LoopProgram, steps: Sequence[KernelCall | Extern], outputs: set[str]) -> dict[str, str]:
+    kinds: dict[str, str] = {}
+    for name, b in p.buffers.items():
+        if b.alias_of is None and b.kind in ("input", "constant"):
+            kinds[name] = b.kind
+    for step in steps:
+        for name in _touched(step)[1]:
+            base = base_of(p.buffers, name)
+            if base in kinds:
+                continue
+            extern = isinstance(step, Extern)
+            if isinstance(step, Extern) and str(step.target) in WRITES_INTO_OUT:
+                extern = base in outputs  # what the caller keeps is PyTorch's to allocate
+            kinds[base] = "extern" if extern else "output" if base in outputs else "arena"
+    for base in outputs:  # an output without elements has no writer
+        kinds.setdefault(base, "output")
+    return kinds
+
+
+def _in_place(
+    p: LoopProgram, call: KernelCall, at: int, lives: Mapping[str, _Life], kinds: Mapping[str, str],
+    shared: dict[str, str],
+) -> KernelCall:  # fmt: skip
+    """Let outputs of a kernel take the place of inputs that nobody reads afterwards."""
+    params = call.kernel.params
+    loads: dict[str, set[Index]] = {}
+    for e in expressions(call.kernel.body):
+        for n in ex.loads(e):
+            loads.setdefault(n.buffer, set()).update(n.indices)
+    stores: dict[str, set[Index]] = {}
+    for s in statements(call.kernel.body):
+        if isinstance(s, Store):
+            stores.setdefault(s.buffer, set()).add(s.index)
+    taken: set[str] = set()
+    overlapping: set[str] = set()
+    if any(p.role == "inout" for p in params):
+        return call  # several passes: an element may be read after the pass that writes it
+    if not call.kernel.single_pass:
+        return call
+    for out, name in zip(params, call.args, strict=True):
+        if out.role != "out" or kinds.get(name) != "arena" or lives[name].first != at:
+            continue
+        for source, other in zip(params, call.args, strict=True):
+            if source.role != "in" or other in taken or kinds.get(other) != "arena" or lives[other].last != at:
+                continue
+            same = p.buffers[other].nbytes == p.buffers[name].nbytes and source.dtype.itemsize == out.dtype.itemsize
+            if same and len(stores[out.name]) == 1 and loads.get(source.name) == stores[out.name]:
+                shared[name] = other
+                _extend(lives, shared, name)
+                taken.add(other)
+                overlapping |= {out.name, source.name}
+                break
+    if not overlapping:
+        return call
+    new = tuple(replace(q, restrict=False) if q.name in overlapping else q for q in params)
+    return replace(call, kernel=replace(call.kernel, params=new))
+
+
+def _extend(lives: Mapping[str, _Life], shared: Mapping[str, str], name: str) -> None:
+    owner = lives[_owner(shared, name)]
+    owner.last = max(owner.last, lives[name].last)
+
+
+def _pack(p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]) -> tuple[dict[str, int], int]:
+    """Offsets: the largest buffers first, each at the lowest place that is free for its whole life."""
+    placed: list[tuple[int, int, _Life]] = []
+    offsets: dict[str, int] = {}
+    total = 0
+    for name in sorted(names, key=lambda b: (-p.buffers[b].nbytes, lives[b].first, b)):
+        size = -(-max(p.buffers[name].nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        life = lives[name]
+        busy = sorted((lo, hi) for lo, hi, other in placed if other.first <= life.last and life.first <= other.last)
+        at = 0
+        for lo, hi in busy:
+            if at + size <= lo:
+                break
+            at = max(at, hi)
+        offsets[name] = at
+        placed.append((at, at + size, life))
+        total = max(total, at + size)
+    return offsets, total
+
+
+def _frees(
+    p: LoopProgram, steps: Sequence[KernelCall | Extern], lives: Mapping[str, _Life], kinds: Mapping[str, str]
+) -> tuple[tuple[str, ...], ...]:
+    out: list[list[str]] = [[] for _ in steps]
+    for name, kind in kinds.items():
+        if kind == "extern" and lives[name].last < len(steps):
+            out[lives[name].last].append(name)
+    return tuple(tuple(names) for names in out)

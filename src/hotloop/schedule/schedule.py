@@ -1,0 +1,85 @@
+"""The scheduler: a loop program becomes kernels and extern calls in execution order, with a place for every buffer.
+
+What comes in: a ``LoopProgram``, the configuration, a log. What goes out: a frozen ``Schedule``. It runs the modules
+of this folder in the order in which they say they follow each other. The next folder is ``codegen/``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hotloop.config import Config
+from hotloop.dumps import Log
+from hotloop.ir.kernel import Kernel, KernelCall, Schedule
+from hotloop.ir.loops import Extern, LoopProgram
+
+from .dependences import analyse, base_of
+from .fuse import Group, fuse
+from .loops import Machine, build_kernel
+from .memory import plan
+from .simplify import drop_dead, drop_empty, simplify
+
+__all__ = ["schedule"]
+
+
+def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Schedule:
+    """Schedule ``program`` for ``threads`` threads."""
+    keep_roundings = config.precision == "eager"
+    if config.unfused:
+        p = drop_dead(drop_empty(program))
+    else:
+        p = simplify(program, threads, keep_roundings)
+    groups = fuse(p, not config.unfused, log.refuse_fusion)
+    p = _without_unused(p, groups)
+    machine = Machine(threads, config.parallel_threshold)
+    needed = _needed(p, groups)
+    steps: list[KernelCall | Extern] = []
+    names: dict[Kernel, str] = {}
+    for g in groups:
+        if isinstance(g, Extern):
+            steps.append(g)
+            continue
+        stored = {m.op.out for m in g.members if m.op.out in needed}
+        steps.append(build_kernel(g, p.buffers, stored, machine, keep_roundings))
+    placed, placements, arena, frees = plan(p, steps, reuse=not config.unfused)
+    final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in placed)
+    return Schedule(p, final, placements, arena, frees)
+
+
+def _named(call: KernelCall, names: dict[Kernel, str]) -> KernelCall:
+    """Equal kernels get one name, different ones different names."""
+    key = replace(call.kernel, name="")
+    name = names.setdefault(key, f"{call.kernel.name}_{len(names)}")
+    return replace(call, kernel=replace(call.kernel, name=name))
+
+
+def _needed(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> set[str]:
+    """The buffers that somebody outside their own group reads."""
+    uses = analyse(p)
+    group_of: dict[str, int] = {}
+    op_group: dict[int, int] = {}
+    position = {id(op): i for i, op in enumerate(p.ops)}
+    for k, g in enumerate(groups):
+        members = (g,) if isinstance(g, Extern) else tuple(m.op for m in g.members)
+        for op in members:
+            op_group[position[id(op)]] = k
+            if not isinstance(op, Extern):
+                group_of[op.out] = k
+    needed: set[str] = set()
+    for name, k in group_of.items():
+        base = base_of(p.buffers, name)
+        if base in uses.held or p.buffers[base].kind != "temp" or base != name:
+            needed.add(name)
+        elif any(op_group[r] != k for r in uses.readers.get(base, ())):
+            needed.add(name)
+    return needed
+
+
+def _without_unused(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> LoopProgram:
+    """The program without buffers that no operation, input or output mentions."""
+    uses = analyse(p)
+    live = set(uses.writer) | set(uses.readers) | set(uses.outputs)
+    buffers = {
+        n: b for n, b in p.buffers.items() if b.kind in ("input", "constant") or base_of(p.buffers, n) in live
+    }
+    return p if len(buffers) == len(p.buffers) else replace(p, buffers=buffers)

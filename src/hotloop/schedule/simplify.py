@@ -1,0 +1,222 @@
+"""Clean up a loop program before fusion: empty work, inlining of cheap producers, splitting of long reductions.
+
+What comes in: a loop program as lowered, one operation an ATen operator. What goes out: a loop program with the same
+results and fewer, larger operations. What holds in between: recomputation is bounded; a buffer that has to exist in
+memory anyway is read, not computed again. The next file is ``fuse.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index, IndexLike
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, Reduce, op_reads
+from hotloop.ir.rewrite import drop_roundings
+
+from .dependences import Uses, analyse
+
+__all__ = ["drop_dead", "drop_empty", "inline", "numel", "simplify", "split_reductions"]
+
+#: A body larger than this is stored rather than copied into its reader: it bounds registers and compile time.
+MAX_NODES = 300
+#: A producer read by several operations is recomputed in each when it is no dearer than this (simple instructions).
+CHEAP = 3
+#: A producer with one reader is recomputed for every point of a larger reader up to this cost.
+CHEAP_BROADCAST = 5
+
+
+def numel(sizes: Sequence[IndexLike]) -> int:
+    n = 1
+    for s in sizes:
+        n *= s if isinstance(s, int) else s.value
+    return n
+
+
+def simplify(p: LoopProgram, threads: int, keep_roundings: bool) -> LoopProgram:
+    """Every pass of this module in order."""
+    p = drop_empty(p)
+    p = inline(p, keep_roundings)
+    p = split_reductions(p, threads)
+    return drop_dead(p)
+
+
+def extents(vars: Sequence[Index]) -> int:
+    return numel([v.extent for v in vars])
+
+
+_NEUTRAL: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "any": False, "all": True}
+
+
+def drop_empty(p: LoopProgram) -> LoopProgram:
+    """Operations without points vanish; reductions over nothing, or over one element, become pointwise."""
+    ops: list[Op] = []
+    for op in p.ops:
+        if isinstance(op, Extern):
+            ops.append(op)
+        elif extents(op.vars) == 0:
+            continue
+        elif isinstance(op, Reduce) and extents(op.reduce_vars) == 0:
+            value = ex.cast(ex.const(_NEUTRAL[op.kind], op.body.dtype), p.buffers[op.out].dtype)
+            ops.append(Pointwise(op.out, op.vars, value, op.origin))
+        elif isinstance(op, Reduce) and extents(op.reduce_vars) == 1:
+            one = op.body.substitute(dict.fromkeys(op.reduce_vars, 0))
+            if op.kind in ("argmax", "argmin"):
+                one = ex.const(0, torch.int64)
+            ops.append(Pointwise(op.out, op.vars, ex.cast(one, p.buffers[op.out].dtype, implicit=True), op.origin))
+        else:
+            ops.append(op)
+    return p if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops)) else replace(p, ops=tuple(ops))
+
+
+def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
+    """Substitute producers into their readers where that saves memory traffic and costs little arithmetic."""
+    uses = analyse(p)
+    producers: dict[str, Pointwise] = {}
+    sizes: dict[str, int] = {}
+    ops: list[Op] = []
+    for op in p.ops:
+        if isinstance(op, Extern):
+            ops.append(op)
+            continue
+        body = _inlined(op, producers, sizes, uses)
+        if not keep_roundings:
+            body = drop_roundings(body)
+        new = op if body is op.body else replace(op, body=body)
+        ops.append(new)
+        if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
+            producers[new.out] = new
+            sizes[new.out] = sum(1 for _ in ex.walk(new.body))
+    return replace(p, ops=tuple(ops))
+
+
+def _inlined(op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses) -> Expr:
+    points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
+    counts: dict[str, int] = {}
+    for n in ex.loads(op.body):
+        counts[n.buffer] = counts.get(n.buffer, 0) + 1
+    budget = MAX_NODES - sum(1 for _ in ex.walk(op.body))
+    chosen: set[str] = set()
+    for name, count in counts.items():
+        producer = producers.get(name)
+        if producer is None or not _worthwhile(producer, count, points, len(uses.readers[name])):
+            continue
+        budget -= sizes[name] * count
+        if budget < 0:
+            break
+        chosen.add(name)
+    if not chosen:
+        return op.body
+
+    def expand(n: Expr) -> Expr | None:
+        if n.buffer not in chosen:
+            return None
+        producer = producers[n.buffer]
+        return producer.body.substitute(dict(zip(producer.vars, n.indices, strict=True)))
+
+    return ex.rewrite_loads(op.body, expand)
+
+
+def _worthwhile(producer: Pointwise, count: int, points: int, readers: int) -> bool:
+    body = producer.body
+    reads = sum(1 for n in ex.walk(body) if n.op == "load")
+    work = ex.cost(body) - reads
+    if readers > 1:
+        return (reads <= 1 and work <= CHEAP) or (reads == 0 and work <= 2 * CHEAP)
+    repeats = count * points / max(extents(producer.vars), 1)
+    return repeats <= 1 or work <= CHEAP_BROADCAST or (repeats <= 2 and work <= 4 * CHEAP_BROADCAST)
+
+
+def drop_dead(p: LoopProgram) -> LoopProgram:
+    """Remove operations whose result nobody reads, and the buffers that are left without a use."""
+    uses = analyse(p)
+    wanted = set(uses.outputs)
+    kept: list[Op] = []
+    for op in reversed(p.ops):
+        if isinstance(op, Extern) or op.out in wanted or p.buffers[op.out].kind == "input":
+            kept.append(op)
+            for b in op_reads(op):
+                wanted.add(b)
+                while (base := p.buffers[b].alias_of) is not None:
+                    wanted.add(base)
+                    b = base
+    if len(kept) == len(p.ops):
+        return p
+    return replace(p, ops=tuple(reversed(kept)))
+
+
+# --- long reductions --------------------------------------------------------------------------------------------
+
+#: Reductions with fewer points than this are not worth splitting over threads.
+SPLIT_MIN_POINTS = 1 << 16
+_SPLITTABLE = ("sum", "prod", "max", "min", "any", "all")
+
+
+def split_reductions(p: LoopProgram, threads: int) -> LoopProgram:
+    """Give a reduction that has few results and many terms an outer dimension of partial results.
+
+    ``sum(r < N)`` becomes ``sum(c < C: sum(r < N / C))``: the inner one has work for every thread.
+    """
+    if threads < 2:
+        return p
+    ops: list[Op] = []
+    buffers = dict(p.buffers)
+    for op in p.ops:
+        parts = _split_factor(op, threads) if isinstance(op, Reduce) else None
+        if parts is None or not isinstance(op, Reduce):
+            ops.append(op)
+            continue
+        k, factor = parts
+        name = f"{op.out}_part"
+        partial, final = _split(op, k, factor, name, buffers[op.out])
+        sizes = tuple(v.extent for v in partial.vars)
+        buffers[name] = Buffer(name, op.body.dtype, sizes, _row_major(sizes))
+        ops += [partial, final]
+    return p if len(ops) == len(p.ops) else replace(p, ops=tuple(ops), buffers=buffers)
+
+
+def _row_major(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
+    out: list[IndexLike] = []
+    step = 1
+    for s in reversed(sizes):
+        out.append(step)
+        step *= s if isinstance(s, int) else s.value
+    return tuple(reversed(out))
+
+
+def _split_factor(op: Reduce, threads: int) -> tuple[int, int] | None:
+    """The reduced variable to split and into how many parts, or ``None`` where splitting does not pay."""
+    rows, terms = extents(op.vars), extents(op.reduce_vars)
+    if op.kind not in _SPLITTABLE or rows * terms < SPLIT_MIN_POINTS or rows >= 4 * threads or terms < 4096:
+        return None
+    want = max(2, min(64, 8 * threads // rows, terms // 1024))
+    for k, v in enumerate(op.reduce_vars):
+        n = int(v.extent)  # type: ignore[arg-type]
+        fits = [d for d in range(2, 4 * want + 1) if n % d == 0]
+        if fits:
+            best = min(fits, key=lambda d: abs(d - want))
+            if best >= threads or best * 2 >= want:
+                return k, best
+    return None
+
+
+def _split(op: Reduce, k: int, factor: int, name: str, out: Buffer) -> tuple[Reduce, Reduce]:
+    v = op.reduce_vars[k]
+    size = int(v.extent) // factor  # type: ignore[arg-type]
+    chunk = ix.var("c", factor)
+    inner = ix.var(v.name, size)
+    body = op.body.substitute({v: chunk * size + inner})
+    reduce_vars = (*op.reduce_vars[:k], inner, *op.reduce_vars[k + 1 :])
+    partial = Reduce(name, (chunk, *op.vars), reduce_vars, op.kind, body, op.origin)
+    again = ix.var("r0", factor)
+    value = ex.load(name, (again, *op.vars), op.body.dtype)
+    return partial, Reduce(op.out, op.vars, (again,), op.kind, value, op.origin)
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    return dtype in (torch.bfloat16, torch.float16)
