@@ -41,13 +41,16 @@ _POISON = 0x5A
 class Memory:
     """The buffers of one run: named tensors, several of which may share storage.
 
-    A buffer's memory starts at its tensor's first element, wherever that lies in the storage.
+    A buffer's memory starts at its tensor's first element, wherever that lies in the storage. The memory of an alias
+    is all the memory of the buffer it reinterprets: flat positions and view offsets count from there, in elements of
+    the alias's dtype.
     """
 
     def __init__(self, symbols: Mapping[Index, int] | None = None) -> None:
         self.symbols: Mapping[Index, int] = symbols or {}
         self._tensors: dict[str, Tensor] = {}
         self._flat: dict[str, Tensor] = {}
+        self._base: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -56,6 +59,7 @@ class Memory:
         return name in self._tensors
 
     def bind(self, name: str, tensor: Tensor) -> None:
+        """Give a buffer its tensor."""
         self._tensors[name] = tensor
         self._flat.pop(name, None)
 
@@ -64,36 +68,46 @@ class Memory:
         return int(ix.evaluate(e, self.symbols))
 
     def sizes(self, es: Iterable[IndexLike]) -> tuple[int, ...]:
+        """Several extents or strides as numbers."""
         return tuple(self.size(e) for e in es)
 
     def flat(self, name: str) -> Tensor:
         """The buffer's memory as a 1-D tensor, gaps between its rows included."""
         if name not in self._flat:
             t = self._tensors[name]
-            extent = 0 if t.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-            self._flat[name] = torch.as_strided(t, (extent,), (1,), t.storage_offset())
+            if name in self._base:
+                nbytes = self.flat(self._base[name]).nbytes
+                self._flat[name] = self.view(name, (nbytes // t.dtype.itemsize,), (1,), 0, t.dtype)
+            else:
+                last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+                extent = last + 1 if t.numel() else 0
+                self._flat[name] = torch.as_strided(t, (extent,), (1,), t.storage_offset())
         return self._flat[name]
 
-    def view(self, name: str, sizes: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype) -> Tensor:
-        """A strided tensor over the buffer's memory; ``offset`` in elements of ``dtype`` from the buffer's start."""
-        t = self._tensors[name]
+    def view(
+        self, name: str, sizes: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype
+    ) -> Tensor:
+        """A strided tensor over the buffer's memory; ``offset`` in elements of ``dtype`` from its start."""
+        t = self._tensors[self._base.get(name, name)]
         if dtype is t.dtype:
             return torch.as_strided(t, sizes, strides, t.storage_offset() + offset)
         start = t.storage_offset() * t.dtype.itemsize
         if start % dtype.itemsize:
             raise ValueError(f"{name} starts at byte {start}, which {dtype} cannot address")
         out = torch.empty(0, dtype=dtype)
-        out.set_(t.untyped_storage(), start // dtype.itemsize + offset, tuple(sizes), tuple(strides))  # type: ignore[call-overload]
+        out.set_(t.untyped_storage(), start // dtype.itemsize + offset, tuple(sizes), tuple(strides))
         return out
 
     def view_ref(self, v: ViewRef) -> Tensor:
+        """The tensor that a view is."""
         return self.view(v.buffer, self.sizes(v.sizes), self.sizes(v.strides), self.size(v.offset), v.dtype)
 
     def allocate(self, b: Buffer) -> None:
         """A fresh tensor, or a view of the buffer it is an alias of."""
         sizes, strides = self.sizes(b.sizes), self.sizes(b.strides)
         if b.alias_of is not None:
-            self.bind(b.name, self.view(b.alias_of, sizes, strides, self.size(b.offset), b.dtype))
+            self._base[b.name] = self._base.get(b.alias_of, b.alias_of)
+            self.bind(b.name, self.view(b.name, sizes, strides, self.size(b.offset), b.dtype))
             return
         t = torch.empty_strided(sizes, strides, dtype=b.dtype)
         poison(t)
@@ -311,7 +325,8 @@ def _reader(memory: Memory) -> Callable[[Expr, Sequence[Tensor], Tensor | None],
         t = memory[e.buffer]
         if t.dtype is not e.dtype or t.dim() != len(indices):
             raise TypeError(f"{e!r} as {e.dtype} reads {t.dtype} {list(t.shape)}")
-        position = torch.zeros((), dtype=torch.int64)
+        flat = memory.flat(e.buffer)
+        position = torch.tensor((t.data_ptr() - flat.data_ptr()) // t.dtype.itemsize if t.numel() else 0)
         for i, n, stride in zip(indices, t.shape, t.stride(), strict=True):
             bad = (i < 0) | (i >= n)
             if guard is not None:
@@ -319,6 +334,6 @@ def _reader(memory: Memory) -> Callable[[Expr, Sequence[Tensor], Tensor | None],
             if bool(bad.any()):
                 raise IndexError(f"{e!r} leaves a dimension of {n} elements")
             position = position + i * stride
-        return gather(memory.flat(e.buffer), position, guard, e)
+        return gather(flat, position, guard, e)
 
     return read

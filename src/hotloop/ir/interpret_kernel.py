@@ -410,7 +410,9 @@ def _place(name: str, s: Schedule, memory: Memory, arena: bool) -> None:
     b = s.program.buffers[name]
     placement = s.placements.get(name)
     base, offset = b.alias_of, None
-    if placement is not None and placement.kind == "alias":
+    if base is not None:
+        pass  # the program makes it a view, whatever its placement
+    elif placement is not None and placement.kind == "alias":
         if placement.of is None:
             raise ValueError(f"the placement of {name} is an alias of nothing")
         base, offset = placement.of, placement.offset
