@@ -10,9 +10,9 @@ import os
 import pytest
 import torch
 import torch._dynamo
-import zoo
 
 import judge
+import zoo
 
 BACKEND = os.environ.get("HOTLOOP_TEST_BACKEND", "hotloop")
 
