@@ -8,18 +8,27 @@ Next: dumps.py.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_debug_dir
+from torch._guards import detect_fake_mode
 from torch._logging import _internal as torch_logging
 
 # The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
@@ -135,3 +144,108 @@ def storage_key(tensor: torch.Tensor) -> int:
     torch 2.11 to 2.14: `torch.UntypedStorage._cdata`.
     """
     return int(tensor.untyped_storage()._cdata)
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions into its core operators: losses, activations, and their derivatives.
+
+    torch 2.11 to 2.14: `torch._decomp.core_aten_decompositions`.
+    """
+    return dict(core_aten_decompositions())
+
+
+def decompositions_of(targets: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions of these operators, or of all overloads of these packets, where it has them.
+
+    torch 2.11 to 2.14: `torch._decomp.get_decompositions`.
+    """
+    return dict(get_decompositions(targets))
+
+
+def _empty_strided_cpu() -> Callable[..., torch.Tensor]:
+    """`f(sizes, strides, dtype)`: an uninitialised CPU tensor at half the cost of `torch.empty_strided`.
+
+    torch 2.11 to 2.14: `torch._C._dynamo.guards._empty_strided_cpu`; without it the documented function serves.
+    """
+    found = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+    if found is not None:
+        fast: Callable[..., torch.Tensor] = found
+        return fast
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+empty_strided_cpu = _empty_strided_cpu()
+
+
+def returns_alias(target: Any) -> bool:
+    """Whether the operator's result is a view of an argument (`view`, `expand`, `detach`, `split`).
+
+    torch 2.11 to 2.14: `OpOverload._schema`, `Argument.alias_info`.
+    """
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def is_pure(target: Any) -> bool:
+    """Whether the operator does nothing but compute its result from its arguments: no mutation, no randomness.
+
+    False for what has no schema. torch 2.11 to 2.14: `OpOverload._schema`, `torch.Tag`.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None or schema.is_mutable or not schema.returns:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, operators run on real tensors although a tracing mode is active outside.
+
+    torch 2.11 to 2.14: `torch.utils._python_dispatch._disable_current_modes`.
+    """
+    return _disable_current_modes()
+
+
+def aot_backend(
+    compile_graph: Callable[[torch.fx.GraphModule, Sequence[Any], str], Callable[..., Any]],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A Dynamo back end that runs AOTAutograd and hands each graph to `compile_graph(gm, inputs, kind)`.
+
+    `kind` is forward, backward or inference. The callable that comes back takes one list, which it may empty.
+    torch 2.11 to 2.14: `torch._dynamo.backends.common.aot_autograd` (the documented way to write such a back end)
+    and the min-cut partitioner that `functorch.compile` exports.
+    """
+
+    def compiler(kind: str) -> Callable[..., Callable[..., Any]]:
+        def compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            call = compile_graph(gm, inputs, kind)
+            call._boxed_call = True  # type: ignore[attr-defined]
+            return call
+
+        return compile_one
+
+    backend: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        decompositions=dict(decompositions),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    return backend
+
+
+def fake_mode_of(inputs: Sequence[Any]) -> Any:
+    """The fake tensor mode that traced these inputs, or `None`. torch 2.11 to 2.14: `detect_fake_mode`."""
+    return detect_fake_mode(list(inputs))
+
+
+def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """The graph traced again for the concrete sizes of real `inputs`; its nodes have plain sizes.
+
+    torch 2.11 to 2.14: `make_fx` with `tracing_mode="fake"`, as documented in torch.fx.experimental.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+    with mode, torch.no_grad():
+        traced: torch.fx.GraphModule = make_fx(gm)(*fakes)
+    return traced

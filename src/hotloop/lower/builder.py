@@ -124,7 +124,8 @@ class Builder:
 
     def enter(self, node: torch.fx.Node) -> None:
         """Operations built from here on came from this FX node."""
-        self._origin = Origin((node.name,), str(node.target), source_line(node))
+        original = node.meta.get("original_aten") or node.target
+        self._origin = Origin((node.name,), str(original), source_line(node))
 
     # --- buffers ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,309 @@
+"""The host program: the Python that binds a schedule's kernels to memory and calls them.
+
+What comes in: a ``Schedule`` whose kernels are printed. What goes out: the text of a Python module with one function
+``build(rt)`` that returns the callable. What holds in between: everything that can be known at compile time is a
+literal in the text; a call allocates outputs, takes one arena, and runs the steps. The next folder is ``runtime/``,
+whose ``program.py`` executes the text and provides ``rt``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hotloop.compat import OpOverload
+from hotloop.ir.kernel import KernelCall, Schedule
+from hotloop.ir.loops import Buffer, Extern, ViewRef
+
+__all__ = ["print_host"]
+
+#: The C-level functions that write into ``out=``: less overhead than the operator object.
+_OUT_FUNCTIONS = {
+    "aten.mm.default": "torch.mm",
+    "aten.addmm.default": "torch.addmm",
+    "aten.bmm.default": "torch.bmm",
+    "aten.baddbmm.default": "torch.baddbmm",
+}
+
+
+def print_host(schedule: Schedule, name: str) -> tuple[str, list[Any]]:
+    """The module text for a schedule, and the objects it refers to by number (none, as a rule)."""
+    host = _Host(schedule, name)
+    return host.text(), host.objects
+
+
+def _tuple(values: tuple[Any, ...]) -> str:
+    return "(" + "".join(f"{v}, " for v in values).rstrip(" ") + ")" if len(values) != 1 else f"({values[0]},)"
+
+
+class _Host:
+    """Collects the lines of one host program."""
+
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        self.s = schedule
+        self.name = name
+        self.p = schedule.program
+        self.setup: dict[str, str] = {}  # name -> expression, evaluated once
+        self.frame: dict[str, str] = {}  # name -> expression, evaluated once an arena
+        self.body: list[str] = []
+        self.pointers: dict[str, str] = {}
+        self.views: dict[ViewRef, str] = {}
+        self.counter = 0
+        self.objects: list[Any] = []
+
+    def text(self) -> str:
+        last_use = self.last_uses()
+        self.body_inputs(last_use)
+        for name, place in self.s.placements.items():
+            if place.kind == "output":
+                self.allocate_output(self.p.buffers[name])
+        for i, step in enumerate(self.s.steps):
+            if isinstance(step, KernelCall):
+                self.kernel(step)
+            else:
+                self.extern(step)
+            dead = [*(self.s.frees[i] if i < len(self.s.frees) else ()), *last_use.get(i, ())]
+            self.free(dead)
+        self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
+        return self.assemble()
+
+    # --- inputs and outputs -------------------------------------------------------------------------------------
+
+    def last_uses(self) -> dict[int, list[str]]:
+        """Nothing is freed early among the inputs: the caller decides how long they live."""
+        return {}
+
+    def body_inputs(self, last_use: Mapping[int, list[str]]) -> None:
+        names = [n if n is not None else f"_{k}" for k, n in enumerate(self.p.inputs)]
+        if names:
+            self.body.append(f"{', '.join(names)}, = args" if len(names) == 1 else f"{', '.join(names)} = args")
+
+    def allocate_output(self, b: Buffer) -> None:
+        sizes, strides = _tuple(b.sizes), _tuple(b.strides)
+        self.setup["empty"] = "rt.empty"
+        if _storage_bytes(b) >= 1 << 16:
+            self.setup["pooled"] = "rt.pooled"
+            call = f"pooled({sizes}, {strides}, {b.dtype}, {_storage_bytes(b)})"
+        else:
+            call = f"empty({sizes}, {strides}, {b.dtype})"
+        self.body.append(f"{b.name} = {call}")
+
+    def output(self, o: Any) -> str:
+        return self.tensor(o, fresh=True) if isinstance(o, ViewRef) else repr(o)
+
+    # --- naming memory ------------------------------------------------------------------------------------------
+
+    def base(self, name: str) -> Buffer:
+        b = self.p.buffers[name]
+        while b.alias_of is not None:
+            b = self.p.buffers[b.alias_of]
+        return b
+
+    def base_tensor(self, name: str) -> str:
+        """A Python name for the tensor that owns the storage of a buffer."""
+        b = self.base(name)
+        place = self.s.placements[b.name]
+        if place.kind == "constant":
+            self.setup[b.name] = f"rt.constant({b.name!r})"
+        elif place.kind == "arena":
+            self.frame.setdefault(
+                f"t_{b.name}", f"rt.view(arena, {place.offset}, {_tuple(b.sizes)}, {_tuple(b.strides)}, {b.dtype})"
+            )
+            return f"t_{b.name}"
+        return b.name
+
+    def pointer(self, name: str) -> str:
+        """A Python expression for the address of a buffer's memory."""
+        b = self.base(name)
+        place = self.s.placements[b.name]
+        if place.kind == "arena":
+            self.frame.setdefault(f"p_{b.name}", f"address + {place.offset}")
+            return f"p_{b.name}"
+        if place.kind == "constant":
+            self.base_tensor(name)
+            self.setup[f"p_{b.name}"] = f"{b.name}.data_ptr()"
+            return f"p_{b.name}"
+        if b.name not in self.pointers:
+            self.pointers[b.name] = f"p_{b.name}"
+            return f"(p_{b.name} := {b.name}.data_ptr())"
+        return self.pointers[b.name]
+
+    def tensor(self, v: ViewRef, fresh: bool = False) -> str:
+        """A Python expression for a strided view. ``fresh``: it is given to the caller."""
+        b = self.base(v.buffer)
+        whole = v.sizes == b.sizes and v.strides == b.strides and v.offset == 0 and v.dtype is b.dtype
+        owner = self.base_tensor(v.buffer)
+        kind = self.s.placements[b.name].kind
+        if whole:
+            return owner
+        fixed = kind in ("arena", "constant")
+        key = v
+        if key in self.views and not fresh:
+            return self.views[key]
+        source = owner if v.dtype is b.dtype else f"rt.retype({owner}, {v.dtype})"
+        offset = ""
+        moved = v.offset != 0 or v.dtype is not b.dtype
+        if moved and not fixed and kind != "output":
+            start = f"{owner}.storage_offset()"
+            if v.dtype is not b.dtype:
+                start += f" * {b.dtype.itemsize} // {v.dtype.itemsize}"
+            offset = f", {start} + {v.offset}"
+        elif v.offset != 0 or kind == "arena":
+            offset = f", {self.arena_offset(b, v)}"
+        self.setup["as_strided"] = "torch.as_strided"
+        call = f"as_strided({source}, {_tuple(v.sizes)}, {_tuple(v.strides)}{offset})"
+        if fresh:
+            return call
+        name = f"v{self.counter}"
+        self.counter += 1
+        self.views[key] = name
+        if kind == "arena":
+            self.frame[name] = call
+        elif kind == "constant":
+            self.setup[name] = call
+        else:
+            self.body.append(f"{name} = {call}")
+        return name
+
+    def arena_offset(self, b: Buffer, v: ViewRef) -> int:
+        place = self.s.placements[b.name]
+        return (place.offset // v.dtype.itemsize if place.kind == "arena" else 0) + int(str(v.offset))
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def kernel(self, step: KernelCall) -> None:
+        name = step.kernel.name
+        self.setup[name] = f"rt.kernel({name!r})"
+        call = f"{name}({', '.join(self.pointer(a) for a in step.args)})"
+        if step.kernel.checks:
+            sources = list(dict.fromkeys(o.source for o in step.kernel.origins if o.source))
+            self.body.append(f"if status := {call}: rt.fault(status, {name!r}, {sources!r})")
+        else:
+            self.body.append(call)
+
+    def extern(self, step: Extern) -> None:
+        into = [b for b in step.outs if b is not None and self.s.placements[b].kind in ("arena", "output")]
+        args = [self.argument(a) for a in step.args]
+        kwargs = [f"{k}={self.argument(a)}" for k, a in step.kwargs.items()]
+        if into:
+            kwargs.append(f"out={self.base_tensor(into[0])}")
+            self.body.append(f"{_OUT_FUNCTIONS[str(step.target)]}({', '.join(args + kwargs)})")
+            return
+        target = self.target(step.target)
+        call = f"{target}({', '.join(args + kwargs)})"
+        single = len(step.outs) == 1 and not _gives_tuple(step.target)
+        names = [b or "_" for b in step.outs]
+        if not names:
+            self.body.append(call)
+        elif single:
+            self.body.append(f"{names[0]} = {call}")
+        else:
+            self.body.append(f"{', '.join(names)}, = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}")
+        for b in step.outs:
+            if b is not None:
+                self.check_strides(self.p.buffers[b])
+
+    def check_strides(self, b: Buffer) -> None:
+        """The kernels were made for the strides that the operator announced: a copy where it gave others."""
+        self.setup["restride"] = "rt.restride"
+        self.body.append(f"if {b.name}.stride() != {_tuple(b.strides)}: {b.name} = restride({b.name}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+
+    def target(self, target: Any) -> str:
+        if isinstance(target, OpOverload):
+            text = f"torch.ops.{target}"
+            name = str(target).replace(".", "_").replace("::", "_")
+            self.setup[name] = text
+            return name
+        return self.object(target)
+
+    def argument(self, a: Any) -> str:
+        if isinstance(a, ViewRef):
+            return self.tensor(a)
+        if isinstance(a, tuple):
+            return _tuple(tuple(self.argument(x) for x in a))
+        if isinstance(a, list):
+            return f"[{', '.join(self.argument(x) for x in a)}]"
+        if isinstance(a, dict):
+            return "{" + ", ".join(f"{k!r}: {self.argument(x)}" for k, x in a.items()) + "}"
+        if isinstance(a, float) and (a != a or a in (float("inf"), float("-inf"))):
+            return f"float({str(a)!r})"
+        if isinstance(a, (torch.dtype, torch.memory_format, torch.layout)) or a is None:
+            return str(a)
+        if isinstance(a, torch.device):
+            return f"torch.{a!r}" if not repr(a).startswith("torch") else repr(a)
+        if isinstance(a, (bool, int, float, str, complex)):
+            return repr(a)
+        return self.object(a)
+
+    def object(self, value: Any) -> str:
+        """A name for an object that has no literal: a higher-order operator's subgraph, say."""
+        name = f"object{len(self.objects)}"
+        self.setup[name] = f"rt.object({len(self.objects)})"
+        self.objects.append(value)
+        return name
+
+    def free(self, dead: list[str]) -> None:
+        if dead:
+            gone = list(dead)
+            for v, name in list(self.views.items()):
+                if self.base(v.buffer).name in dead:
+                    gone.append(name)
+                    del self.views[v]
+            self.body.append(f"del {', '.join(gone)}")
+
+    # --- text ---------------------------------------------------------------------------------------------------
+
+    def assemble(self) -> str:
+        lines = [
+            f'"""{self.name}: the host program that hotloop generated; `build(rt)` gives the callable."""',
+            "",
+            "import torch",
+            "from torch import device",
+            "",
+            "",
+            "def build(rt):",
+        ]
+        lines += [f"    {name} = {value}" for name, value in self.setup.items()]
+        if not self.frame:
+            lines += ["", "    def call(args):", *(f"        {line}" for line in self.body), "", "    return call", ""]
+            return "\n".join(lines)
+        names = ", ".join(self.frame)
+        lines += [
+            "",
+            "    def new_frame():",
+            f"        arena = rt.arena({self.s.arena_bytes})",
+            "        address = arena.data_ptr()",
+            *(f"        {name} = {value}" for name, value in self.frame.items()),
+            f"        return arena, {names}",
+            "",
+            f"    take, give = rt.frames(new_frame, {self.s.arena_bytes})",
+            "",
+            "    def call(args):",
+            "        frame = take()",
+            "        try:",
+            f"            _, {names} = frame",
+            *(f"            {line}" for line in self.body),
+            "        finally:",
+            "            give(frame)",
+            "",
+            "    return call",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def _storage_bytes(b: Buffer) -> int:
+    """The bytes from the first to the last element."""
+    if b.numel == 0:
+        return 0
+    last = sum((int(str(s)) - 1) * int(str(st)) for s, st in zip(b.sizes, b.strides, strict=True))
+    return (last + 1) * b.dtype.itemsize
+
+
+def _gives_tuple(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and len(schema.returns) > 1
+
+

@@ -1,0 +1,122 @@
+"""The running program: what the generated host text calls, and the object that holds it all together.
+
+What comes in: the host text, the loaded kernels, the constants, the memory pool. What goes out: a callable that takes
+the graph's inputs as a list and returns its outputs as a list. What holds in between: a call is thread-safe and
+re-entrant, since each takes an arena of its own; a fault that a kernel found in the data is raised as the error that
+eager raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hotloop import compat
+from hotloop.runtime.pool import OutputPool
+
+__all__ = ["Runtime", "load_program"]
+
+#: Arenas of one program kept for the next calls: more than this only while as many calls run at once.
+KEPT_FRAMES = 2
+
+Call = Callable[[Sequence[Any]], list[Any]]
+
+
+class Runtime:
+    """What a host program may ask for; one a program. Its methods are called while the program is set up, except
+    ``fault``, ``restride``, ``pooled`` and ``empty``, which the calls themselves use."""
+
+    def __init__(
+        self,
+        kernels: Mapping[str, Any],
+        constants: Mapping[str, torch.Tensor],
+        objects: Sequence[Any],
+        pool: OutputPool,
+        keep_memory: bool = True,
+    ) -> None:
+        self._kernels = kernels
+        self._constants = constants
+        self._objects = objects
+        self._keep = keep_memory
+        self.pooled = pool.empty
+        self.empty = compat.empty_strided_cpu
+        self._pool = pool
+        self.kept_frames: list[Any] = []
+
+    def kernel(self, name: str) -> Any:
+        """The compiled function; its arguments are addresses."""
+        return self._kernels[name]
+
+    def constant(self, name: str) -> torch.Tensor:
+        return self._constants[name]
+
+    def object(self, number: int) -> Any:
+        """An object that has no literal form in the text."""
+        return self._objects[number]
+
+    def arena(self, nbytes: int) -> torch.Tensor:
+        """Uninitialised bytes, aligned to a cache line."""
+        with torch.inference_mode(False):
+            return torch.empty(nbytes, dtype=torch.uint8)
+
+    def frames(self, new: Callable[[], Any], nbytes: int) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+        """``take`` and ``give`` of arenas with their views. Appending to and popping from a list are atomic."""
+        kept = self.kept_frames
+        keep = KEPT_FRAMES if self._keep and nbytes <= self._pool.limit else 0
+
+        def take() -> Any:
+            try:
+                return kept.pop()
+            except IndexError:
+                return new()
+
+        def give(frame: Any) -> None:
+            if len(kept) < keep:
+                kept.append(frame)
+
+        return take, give
+
+    @staticmethod
+    def view(
+        arena: torch.Tensor, offset: int, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A tensor at a byte offset of an arena."""
+        with torch.inference_mode(False):
+            typed = arena[: arena.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            return typed.as_strided(sizes, strides, offset // dtype.itemsize)
+
+    @staticmethod
+    def retype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor's whole storage under another dtype, flat."""
+        flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+        usable = flat.numel() * tensor.element_size() // dtype.itemsize * dtype.itemsize // tensor.element_size()
+        return flat[:usable].view(dtype)
+
+    @staticmethod
+    def restride(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        """A copy with the strides that the kernels expect. Dimensions of size 1 may have any: they need no copy."""
+        same = all(s <= 1 or a == b for s, a, b in zip(sizes, tensor.stride(), strides, strict=True))
+        if same or math.prod(sizes) == 0:
+            return tensor
+        return torch.empty_strided(sizes, strides, dtype=tensor.dtype).copy_(tensor)
+
+    @staticmethod
+    def fault(status: int, kernel: str, sources: Sequence[str]) -> None:
+        """Raise what eager raises for the fault that a kernel reports."""
+        at = "".join(f"\n  {s}" for s in sources)
+        if status == 1:
+            raise IndexError(f"index out of range in {kernel}, generated for:{at}")
+        if status == 2:
+            raise RuntimeError(f"ZeroDivisionError in {kernel}, generated for:{at}")
+        raise RuntimeError(f"kernel {kernel} failed with status {status}, generated for:{at}")
+
+
+def load_program(text: str, filename: str, runtime: Runtime) -> Call:
+    """Execute a host text and give its callable."""
+    namespace: dict[str, Any] = {"__name__": "hotloop_generated"}
+    exec(compile(text, filename, "exec"), namespace)
+    call: Call = namespace["build"](runtime)
+    return call
