@@ -1,0 +1,524 @@
+"""Statements as C++: loops, vectors and their last iterations, accumulators, scratch arrays.
+
+What comes in: the body of a kernel. What goes out: C++ lines. What holds in between:
+
+* A vector loop is printed as up to three: one over several vectors an iteration, one over single vectors, and what is
+  left over: as one vector of which some lanes count, or, where the body reads or divides in ways that the other lanes
+  must not, one element at a time.
+* Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not pile up.
+* What does not change in a loop is computed before it.
+
+The next file is ``cpp.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from hotloop.errors import CompileError
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index
+from hotloop.ir.kernel import Accumulate, Init, Let, Loop, Scratch, Stmt, Store, statements
+
+from .cpp_accumulators import Accumulator, neutral, update
+from .cpp_expr import DIVISIONS, ExprPrinter, Frame, Lanes, Local
+from .cpp_index import fits_32_bits
+from .cpp_writer import Code, Writer, vector_type
+
+__all__ = ["StatementPrinter"]
+
+#: Terms added to one accumulator before it is added to the next.
+BLOCK = 256
+#: A longer sum than this goes through blocks.
+LONG = 512
+#: The most scratch that lives on the stack, in bytes.
+STACK = 1 << 16
+_SINGLE = "abcd"
+
+
+def _roots(s: Stmt) -> Iterator[Expr]:
+    """The expressions of a statement, those that its indices read included."""
+    if isinstance(s, (Let, Accumulate, Store)):
+        yield s.value
+    if isinstance(s, Store):
+        yield from (a.args[0] for a in ix.indirect_atoms(s.index))
+
+
+def _uses(body: Sequence[Stmt]) -> Counter[Expr]:
+    """How often each node is used by the statements of a body, loops inside left out."""
+    count: Counter[Expr] = Counter()
+    seen: set[Expr] = set()
+    for s in body:
+        for root in _roots(s):
+            count[root] += 1
+            for n in ex.walk(root):
+                if n not in seen:
+                    seen.add(n)
+                    count.update(ex.children(n))
+    return count
+
+
+def _trip(loop: Loop) -> int | None:
+    """The number of iterations, where it is constant."""
+    n = ix.as_index(loop.stop) - loop.start
+    return max(0, n.value) if n.is_const else None
+
+
+def _most(loop: Loop) -> int:
+    """A bound on the number of iterations."""
+    n = ix.as_index(loop.stop) - loop.start
+    return max(0, n.hi) if n.hi is not None else 1 << 40
+
+
+class StatementPrinter:
+    """Prints the body of one kernel into a writer."""
+
+    def __init__(self, writer: Writer, values: ExprPrinter, lanes: int, parallel: bool) -> None:
+        self.writer = writer
+        self.values = values
+        self.width = lanes
+        self.parallel = parallel
+        self._accumulators: dict[str, Accumulator] = {}
+        self._inside_parallel = False
+
+    # --- bodies -------------------------------------------------------------------------------------------------
+
+    def body(self, body: Sequence[Stmt]) -> None:
+        """Print statements in order, in the block that is open."""
+        self.values.frames.append(Frame(uses=_uses(body)))
+        heaps: list[str] = []
+        ends = self._last_uses(body)
+        for k, s in enumerate(body):
+            if isinstance(s, Loop):
+                self._loop(s)
+            elif isinstance(s, Init):
+                self._init(s, body[k + 1 :])
+            elif isinstance(s, Scratch):
+                heaps += self._scratch(s)
+            else:
+                self._in_each_vector(s)
+            for name in ends.get(k, ()):
+                self._finish(name)
+        for name in heaps:
+            self.writer.line(f"__builtin_free({name});")
+        self.values.frames.pop()
+
+    def _last_uses(self, body: Sequence[Stmt]) -> dict[int, list[str]]:
+        """After which statements an accumulator of this body is complete."""
+        last: dict[str, int] = {}
+        for k, s in enumerate(body):
+            if isinstance(s, Init):
+                last[s.name] = k
+            for t in statements((s,)):
+                if isinstance(t, Accumulate) and t.name in last:
+                    last[t.name] = k
+        ends: dict[int, list[str]] = {}
+        for name, k in last.items():
+            ends.setdefault(k, []).append(name)
+        return ends
+
+    def _in_each_vector(self, s: Let | Accumulate | Store) -> None:
+        v = self.values
+        lanes = v.lanes
+        # A value that all vectors share is defined once; what stores or accumulates is done for each of them.
+        groups = lanes.groups if not isinstance(s, Let) or v.is_vector(s.value) else 1
+        for g in range(groups):
+            v.group = g
+            if isinstance(s, Let):
+                self._let(s, groups, g)
+            elif isinstance(s, Store):
+                self.writer.line(v.store(s.buffer, s.index, s.value))
+            else:
+                self._accumulate(s)
+        v.group = 0
+        if isinstance(s, Store):
+            v.forget(s.buffer)
+
+    def _let(self, s: Let, groups: int, g: int) -> None:
+        v = self.values
+        code = v.value(s.value, root=True)
+        names = tuple(f"{s.name}_{_SINGLE[k]}" for k in range(groups)) if groups > 1 else (s.name,)
+        mask = code.vector and s.value.dtype is torch.bool
+        kind = "auto" if mask else vector_type(s.value.dtype, v.lanes.count if code.vector else 1)
+        self.writer.line(f"const {kind} {names[g]} = {code.text};")
+        if g == groups - 1:
+            v.locals[s.name] = Local(code.vector, names)
+
+    def _scratch(self, s: Scratch) -> list[str]:
+        if self.values.lanes.var is not None:
+            raise CompileError(f"scratch {s.name} inside a vector loop", stage="codegen")
+        self.values.dtypes[s.name] = s.dtype
+        name = "u8" if s.dtype is torch.bool else ex.dtype_name(s.dtype)
+        if s.size * s.dtype.itemsize <= STACK:
+            self.writer.line(f"alignas(64) {name} {s.name}[{max(1, s.size)}];")
+            return []
+        size = s.size * s.dtype.itemsize
+        self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({size});")
+        return [s.name]
+
+    # --- accumulators -------------------------------------------------------------------------------------------
+
+    def _init(self, s: Init, rest: Sequence[Stmt]) -> None:
+        inside = self.values.lanes.var is not None
+        fed = [t for t in statements(tuple(rest)) if isinstance(t, Accumulate) and t.name == s.name]
+        positions = [t.position for t in fed if t.position is not None]
+        short = all(fits_32_bits(p) for p in positions)
+        lanes = self.values.lanes.count if inside else self.width
+        acc = Accumulator(s, self.writer.mark(), lanes, inside, "i32" if short else "i64", s.name)
+        acc.fed_in_lanes = not inside and self._fed_in_lanes(s.name, rest)
+        self._accumulators[s.name] = acc
+
+    def _fed_in_lanes(self, name: str, body: Sequence[Stmt]) -> bool:
+        """Whether a vector loop in ``body`` feeds the accumulator."""
+        for loop in statements(tuple(body)):
+            if isinstance(loop, Loop) and loop.kind == "vector" and self.width > 1:
+                if any(isinstance(t, Accumulate) and t.name == name for t in statements(loop.body)):
+                    return True
+        return False
+
+    def _accumulate(self, s: Accumulate) -> None:
+        v, acc = self.values, self._accumulators[s.name]
+        lanes = v.lanes
+        vector = lanes.var is not None
+        into = acc.part(vector, v.group, lanes.groups if acc.own_lanes else self._parts(acc, lanes))
+        dtype = s.value.dtype
+        live = None
+        if vector and lanes.live is not None and not acc.own_lanes:
+            live = f"mask_first<{lanes.count}>({lanes.live})"
+        value = v.vector(s.value, root=True) if vector and (acc.arg or live or acc.init.kind not in ("sum", "prod")) \
+            else v.value(s.value, root=True).text  # fmt: skip
+        if acc.arg:
+            self._accumulate_arg(s, acc, into, value, live)
+            return
+        if dtype is torch.bool and vector:
+            value = f"canonical({value})"
+        if live is not None:
+            value = f"select({live}, {value}, {v.spread(Code(neutral(acc.init.kind, dtype)), dtype)})"
+            if dtype is torch.bool:
+                joined = "mask_and" if acc.init.kind == "any" else "mask_or"
+                other = live if acc.init.kind == "any" else f"mask_not({live})"
+                value = f"{joined}({v.vector(s.value)}, {other})"
+                value = f"canonical({value})"
+        self.writer.line(update(acc.init.kind, dtype, into, value))
+
+    def _accumulate_arg(self, s: Accumulate, acc: Accumulator, into: str, value: str, live: str | None) -> None:
+        v = self.values
+        assert s.position is not None
+        if v.lanes.var is None:
+            kind = vector_type(s.value.dtype, 1)
+            at = f"{acc.position}({v.index().scalar(s.position).text})"
+            self.writer.line(f"{acc.init.kind}_step({into}, {into}_at, {kind}({value}), {at});")
+            return
+        at = v.index().vector(s.position, acc.position).text
+        if live is not None:
+            worst = v.spread(Code(neutral(acc.init.kind, s.value.dtype)), s.value.dtype)
+            last = "0x7fffffff" if acc.position == "i32" else "0x7fffffffffffffff"
+            value = f"select({live}, {value}, {worst})"
+            at = f"select({live}, {at}, splat<{acc.position}x{v.lanes.count}>({last}))"
+        self.writer.line(f"{acc.init.kind}_step({into}, {into}_at, {value}, {at});")
+
+    @staticmethod
+    def _parts(acc: Accumulator, lanes: Lanes) -> int:
+        return max(lanes.groups, len(acc.vectors))
+
+    def _finish(self, name: str) -> None:
+        acc = self._accumulators.pop(name)
+        if not acc.own_lanes:
+            for line in acc.combine():
+                self.writer.line(line)
+            self.values.locals[name] = Local(False, (name,))
+            return
+        groups = self.values.lanes.groups
+        for g in range(groups):
+            acc.part(True, g, groups)
+        names = tuple(acc.vectors)
+        if acc.arg:
+            names = tuple(f"cast<i64>({n}_at)" for n in names)
+        self.values.locals[name] = Local(True, names)
+
+    def _blocked(self, body: Sequence[Stmt], each: Callable[[], None]) -> None:
+        """Run ``each``, which prints a loop that feeds sums, with partial sums in their place."""
+        whole = self._long_sums(body)
+        parts: dict[str, Accumulator] = {}
+        for name, acc in whole.items():
+            part = replace(
+                acc, place=self.writer.mark(), name=self.values.fresh(f"{acc.name}_part"), vectors=[], scalar=None
+            )
+            parts[name] = part
+        self._accumulators.update(parts)
+        each()
+        groups = self.values.lanes.groups
+        for name, part in parts.items():
+            acc = whole[name]
+            for line in part.flush(acc, groups if acc.own_lanes else max(len(part.vectors), len(acc.vectors))):
+                self.writer.line(line)
+        self._accumulators.update(whole)
+
+    def _long_sums(self, body: Sequence[Stmt]) -> dict[str, Accumulator]:
+        """The floating-point sums initialised outside of ``body`` and fed inside."""
+        fed = {t.name for t in statements(tuple(body)) if isinstance(t, Accumulate)}
+        return {
+            n: a for n, a in self._accumulators.items()
+            if n in fed and a.init.kind == "sum" and a.init.dtype.is_floating_point
+        }  # fmt: skip
+
+    def _terms(self, body: Sequence[Stmt]) -> int:
+        """The most terms that one run of ``body`` adds to one accumulator of an outer loop."""
+        open_sums = set(self._long_sums(body))
+        most = 0
+        for s in body:
+            if isinstance(s, Accumulate) and s.name in open_sums:
+                most = max(most, 1)
+            elif isinstance(s, Loop):
+                trip = _most(s) // self.width if s.kind == "vector" else _most(s)
+                most = max(most, trip * self._terms(s.body))
+        return most
+
+    # --- loops --------------------------------------------------------------------------------------------------
+
+    def _loop(self, s: Loop) -> None:
+        if _trip(s) == 0:
+            return
+        if s.kind == "vector" and self.width > 1 and self.values.lanes.var is None:
+            self._vector_loop(s)
+        elif s.kind == "parallel" and self.parallel and not self._inside_parallel:
+            self._parallel_loop(s)
+        else:
+            self._hoist((s,))
+            self._serial_loop(s)
+
+    def _header(self, s: Loop) -> str:
+        at = self.values.index()
+        name = s.var.name
+        return f"for (i64 {name} = {at.scalar(s.start).text}; {name} < {at.scalar(s.stop).text}; {name}++)"
+
+    def _parallel_loop(self, s: Loop) -> None:
+        """Loops that are directly nested and parallel are divided over threads as one."""
+        nest = [s]
+        while len(nest[-1].body) == 1:
+            inner = nest[-1].body[0]
+            if not isinstance(inner, Loop) or inner.kind != "parallel":
+                break
+            if any(not ix.as_index(e).free_vars.isdisjoint(t.var for t in nest) for e in (inner.start, inner.stop)):
+                break
+            nest.append(inner)
+        self._hoist((s,))
+        collapse = f" collapse({len(nest)})" if len(nest) > 1 else ""
+        pragma = f"#pragma omp parallel for{collapse} schedule(static)\n"
+        for k, loop in enumerate(nest):
+            self.writer.open((pragma if k == 0 else "") + self._header(loop))
+        self._inside_parallel = True
+        self.body(nest[-1].body)
+        self._inside_parallel = False
+        for _ in nest:
+            self.writer.close()
+
+    def _serial_loop(self, s: Loop) -> None:
+        terms = self._terms(s.body)
+        nested = any(isinstance(t, Loop) for t in s.body)
+        if terms * _most(s) <= LONG:
+            self.writer.open(self._header(s))
+            self.body(s.body)
+            self.writer.close()
+        elif nested and terms >= 16:
+            # Each iteration of the outer loop adds up its own terms first.
+            self.writer.open(self._header(s))
+            self._blocked(s.body, lambda: self.body(s.body))
+            self.writer.close()
+        else:
+            name, block = s.var.name, self.values.fresh(f"{s.var.name}_block")
+            at, step = self.values.index(), max(16, BLOCK // max(1, terms))
+            stop = at.scalar(s.stop).text
+            self.writer.open(f"for (i64 {block} = {at.scalar(s.start).text}; {block} < {stop}; {block} += {step})")
+            end = f"minimum<i64>({block} + {step}, {stop})"
+
+            def each() -> None:
+                self.writer.open(f"for (i64 {name} = {block}; {name} < {end}; {name}++)")
+                self.body(s.body)
+                self.writer.close()
+
+            self._blocked(s.body, each)
+            self.writer.close()
+
+    # --- vector loops -------------------------------------------------------------------------------------------
+
+    def _vector_loop(self, s: Loop) -> None:
+        v, outside = self.values, self.values.lanes
+        groups = self._groups(s)
+        v.set_lanes(Lanes(self.width, s.var, groups))
+        partial = self._can_be_partial(s)
+        v.set_lanes(outside)
+        self._hoist((s,))
+        trip = _trip(s)
+        if trip is not None:
+            self._constant_trip(s, trip, groups, partial)
+        else:
+            self._variable_trip(s, groups, partial)
+        v.set_lanes(outside)
+
+    def _groups(self, s: Loop) -> int:
+        """How many vectors one iteration computes: several where a chain of accumulations would be waited for."""
+        own = {t.name for t in statements(s.body) if isinstance(t, Init)}
+        accumulates = [t for t in statements(s.body) if isinstance(t, Accumulate)]
+        if not accumulates or any(isinstance(t, Scratch) for t in statements(s.body)):
+            return 1
+        # Accumulators inside nested loops wait for nothing if the vectors are independent, and for memory anyway.
+        cost = sum(ex.cost(t.value) for t in accumulates) if own else sum(
+            ex.cost(t.value) for t in statements(s.body) if isinstance(t, (Accumulate, Let, Store))
+        )  # fmt: skip
+        groups = 4 if cost <= 4 else 2 if cost <= 14 else 1
+        while groups > 1 and groups * len(accumulates) > 8:
+            groups //= 2
+        while groups > 1 and _most(s) < groups * self.width * (1 if own else 2):
+            groups //= 2
+        return groups
+
+    def _can_be_partial(self, s: Loop) -> bool:
+        """Whether the lanes after the last one that counts may be computed: they read and report nothing."""
+        v = self.values
+        inner = Counter(t.name for t in statements(s.body) if isinstance(t, (Init, Let)))
+        for t in statements(s.body):
+            if isinstance(t, Store) and v.contiguous(t.index) != 1:
+                return False
+            if isinstance(t, Loop) and s.var in ix.as_index(t.stop).free_vars | ix.as_index(t.start).free_vars:
+                return False
+            for root in _roots(t):
+                for n in ex.walk(root):
+                    if n.op == "masked" and s.var in n.free_vars:
+                        return False
+                    if n.op in DIVISIONS and not n.dtype.is_floating_point and n.args[1].op != "const":
+                        return False
+                    if n.op == "load" and not self._plain_load(n, s.var, inner):
+                        return False
+        return True
+
+    def _plain_load(self, n: Expr, var: Index, inner: Counter[str]) -> bool:
+        i = n.indices[0]
+        if any(m.op == "local" and m.attr in inner for a in ix.indirect_atoms(i) for m in ex.walk(a.args[0])):
+            return False
+        return ix.coefficient(i, var) in (0, 1)
+
+    def _constant_trip(self, s: Loop, trip: int, groups: int, partial: bool) -> None:
+        v, w, name = self.values, self.width, s.var.name
+        start = ix.as_index(s.start)
+        done = 0
+        for count in dict.fromkeys((groups, 1)):
+            step = count * w
+            end = done + (trip - done) // step * step
+            if end == done:
+                continue
+            first, last = v.index().scalar(start + done).text, v.index().scalar(start + end).text
+            self._vectors(s, count, first, last, (end - done) // step)
+            done = end
+        if done == trip:
+            return
+        if not partial or trip - done == 1:
+            self._elements(s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text)
+            return
+        self.writer.open("")
+        self.writer.line(f"const i64 {name} = {v.index().scalar(start + done).text};")
+        self._last_vector(s, str(trip - done))
+        self.writer.close()
+
+    def _variable_trip(self, s: Loop, groups: int, partial: bool) -> None:
+        v, w, name = self.values, self.width, s.var.name
+        end = self.values.fresh(f"{name}_end")
+        self.writer.open("")
+        self.writer.line(f"const i64 {end} = {v.index().scalar(s.stop).text};")
+        self.writer.line(f"i64 {name} = {v.index().scalar(s.start).text};")
+        for count in dict.fromkeys((groups, 1)):
+            step = count * w
+            self._vectors(s, count, None, f"{end} - {step - 1}", _most(s) // step)
+        if partial:
+            self.writer.open(f"if ({name} < {end})")
+            self._last_vector(s, f"{end} - {name}")
+            self.writer.close()
+        else:
+            self._elements(s, "", end)
+        self.writer.close()
+
+    def _vectors(self, s: Loop, groups: int, first: str | None, last: str, most: int) -> None:
+        """Whole vectors, ``groups`` of them an iteration, from ``first`` (or where the variable is) to ``last``."""
+        v, name, step = self.values, s.var.name, groups * self.width
+        v.set_lanes(Lanes(self.width, s.var, groups))
+
+        def loop(begin: str, end: str) -> None:
+            self.writer.open(f"for ({begin}; {name} < {end}; {name} += {step})")
+            self.body(s.body)
+            self.writer.close()
+
+        begin = "" if first is None else f"i64 {name} = {first}"
+        if most <= LONG or not any(isinstance(t, Accumulate) for t in s.body) or not self._long_sums(s.body):
+            loop(begin, last)
+            return
+        if first is None:
+            block = v.fresh(f"{name}_block")
+            self.writer.open(f"while ({name} < {last})")
+            self.writer.line(f"const i64 {block} = minimum<i64>({name} + {BLOCK * step}, {last});")
+            self._blocked(s.body, lambda: loop("", block))
+        else:
+            block = v.fresh(f"{name}_block")
+            self.writer.open(f"for (i64 {block} = {first}; {block} < {last}; {block} += {BLOCK * step})")
+            end = f"minimum<i64>({block} + {BLOCK * step}, {last})"
+            self._blocked(s.body, lambda: loop(f"i64 {name} = {block}", end))
+        self.writer.close()
+
+    def _last_vector(self, s: Loop, live: str) -> None:
+        self.values.set_lanes(Lanes(self.width, s.var, 1, live))
+        self.body(s.body)
+
+    def _elements(self, s: Loop, first: str, last: str) -> None:
+        """One element at a time."""
+        self.values.set_lanes(Lanes(1))
+        name = s.var.name
+        self.writer.open(f"for ({first}; {name} < {last}; {name}++)")
+        self.body(s.body)
+        self.writer.close()
+
+    # --- loop invariants ----------------------------------------------------------------------------------------
+
+    def _hoist(self, loops: Sequence[Loop]) -> None:
+        """Compute here what does not change in a loop that comes next."""
+        inner = list(statements(tuple(loops)))
+        if any(_never(t) for t in inner if isinstance(t, Loop)):
+            return
+        vars_inside = frozenset(t.var for t in inner if isinstance(t, Loop))
+        names = {t.name for t in inner if isinstance(t, (Let, Init, Scratch))}
+        written = {t.buffer for t in inner if isinstance(t, Store)} | names
+        memo: dict[Expr, bool] = {}
+
+        def fixed(e: Expr) -> bool:
+            got = memo.get(e)
+            if got is None:
+                changes = (e.op == "local" and e.attr in names) or (e.op == "load" and e.buffer in written)
+                got = not changes and e.free_vars.isdisjoint(vars_inside) and all(map(fixed, ex.children(e)))
+                memo[e] = got
+            return got
+
+        seen: set[Expr] = set()
+
+        def visit(e: Expr, guarded: bool) -> None:
+            if e in seen or e.op in ("const", "local", "index"):
+                return
+            seen.add(e)
+            if fixed(e) and not (guarded and any(n.op == "load" for n in ex.walk(e))):
+                self.values.hoist(e)
+                return
+            for k, c in enumerate(ex.children(e)):
+                visit(c, guarded or (e.op == "masked" and k == 1))
+
+        for t in inner:
+            for root in _roots(t):
+                visit(root, False)
+
+
+def _never(loop: Loop) -> bool:
+    """Whether a loop might not run at all: nothing may be read early on its behalf."""
+    n = ix.as_index(loop.stop) - loop.start
+    return n.lo is None or n.lo < 1
