@@ -24,13 +24,20 @@ from hotloop.errors import CompileError, HotloopError
 from hotloop.ir import expr as ex
 from hotloop.ir.loops import LoopProgram, Pointwise, ViewRef
 
-from . import creation, extern, pointwise, reductions
+from . import creation, extern, indexing, pointwise, pooling, reductions, views
 from .builder import Builder, Rule, View, loop_vars
 
 __all__ = ["RULES", "lower"]
 
 #: Every lowering rule, by operator.
-RULES: Mapping[Any, Rule] = {**pointwise.RULES, **reductions.RULES, **creation.RULES}
+RULES: Mapping[Any, Rule] = {
+    **pointwise.RULES,
+    **reductions.RULES,
+    **views.RULES,
+    **indexing.RULES,
+    **pooling.RULES,
+    **creation.RULES,
+}
 
 
 def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph") -> LoopProgram:

@@ -1,0 +1,170 @@
+"""Lowering rules of reads at positions that are data: gather, index, embedding.
+
+What comes in: a view and integer index tensors. What goes out: one ``Pointwise`` whose load has an indirect index;
+the scheduler folds it into its readers. What holds in between: where eager counts negative positions from the end, so
+does the payload; where eager raises, for those or for any position out of range, the index is ``checked``. Boolean
+masks give shapes that are not known, and stay calls through PyTorch.
+
+The next file is ``pooling.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hotloop.ir import expr as ex
+from hotloop.ir import index as ix
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index, IndexLike
+
+from .builder import Builder, Rule, View
+from .reductions import SUPPORTED, result
+from .views import moved, with_dim
+
+__all__ = ["RULES"]
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+Vars = tuple[Index, ...]
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _position(index: View, point: Sequence[IndexLike], size: int, wrap: bool, checked: bool = True) -> Index:
+    """The element of an index tensor as an index below ``size``; ``wrap``: negative ones count from the end."""
+    at = ex.cast(index.at(point), torch.int64)
+    if wrap:
+        negative = ex.call("lt", at, ex.const(0, torch.int64))
+        at = ex.where(negative, ex.call("add", at, ex.const(size, torch.int64)), at)
+    return ix.indirect(at, size, checked)
+
+
+def _lifted(x: View) -> View:
+    """A 0-dim tensor as one of one element."""
+    return x if x.ndim else x.reshape((1,))
+
+
+def _gather(b: Builder, node: Node, x: View, dim: int, index: View, *, sparse_grad: bool = False) -> Any:
+    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+        return NotImplemented
+    source = _lifted(x)
+    dim %= source.ndim
+    size = source.sizes[dim]
+
+    def element(v: Vars) -> Expr:
+        at = _position(index, v, size, wrap=False)
+        return source.at(with_dim(v, dim, at) if v else (at,))
+
+    return moved(b, result(node), element)
+
+
+def _index_select(b: Builder, node: Node, x: View, dim: int, index: View) -> Any:
+    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+        return NotImplemented
+    source, along = _lifted(x), _lifted(index)
+    dim %= source.ndim
+    size = source.sizes[dim]
+
+    def element(v: Vars) -> Expr:
+        if not v:
+            return source.at((_position(along, (0,), size, wrap=False),))
+        return source.at(with_dim(v, dim, _position(along, (v[dim],), size, wrap=False)))
+
+    return moved(b, result(node), element)
+
+
+def _embedding(
+    b: Builder,
+    node: Node,
+    weight: View,
+    indices: View,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if weight.dtype not in SUPPORTED or indices.dtype not in _INTEGERS:
+        return NotImplemented
+    rows = weight.sizes[0]
+    return moved(
+        b, result(node), lambda v: weight.at((_position(indices, v[:-1], rows, wrap=False), v[-1]))
+    )
+
+
+def _take(b: Builder, node: Node, x: View, index: View) -> Any:
+    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+        return NotImplemented
+    flat = x.reshape((x.numel,))
+    return moved(b, result(node), lambda v: flat.at((_position(index, v, x.numel, wrap=True),)))
+
+
+class _Advanced:
+    """How the coordinates of ``x[indices]`` come about, with ``None`` for a dimension taken whole.
+
+    The index tensors broadcast to one shape. Its dimensions stand where the first index tensor stood if the tensors
+    were next to each other, and in front otherwise.
+    """
+
+    def __init__(self, x: View, indices: Sequence[View | None]) -> None:
+        self.x = x
+        self.indices = (*indices, *(None,) * (x.ndim - len(indices)))
+        self.used = [d for d, i in enumerate(self.indices) if i is not None]
+        tensors = [i for i in self.indices if i is not None]
+        self.shape = tuple(torch.broadcast_shapes(*(t.sizes for t in tensors)))  # type: ignore[no-untyped-call]
+        self.broadcast = [t.expand(self.shape) for t in tensors]
+        adjacent = self.used == list(range(self.used[0], self.used[0] + len(self.used)))
+        self.lead = self.used[0] if adjacent else 0
+
+    def point(self, v: Vars, checked: bool) -> tuple[IndexLike, ...]:
+        shared = v[self.lead : self.lead + len(self.shape)]
+        rest = iter((*v[: self.lead], *v[self.lead + len(self.shape) :]))
+        tensors = iter(self.broadcast)
+        return tuple(
+            next(rest) if i is None else _position(next(tensors), shared, n, wrap=True, checked=checked)
+            for i, n in zip(self.indices, self.x.sizes, strict=True)
+        )
+
+
+def _advanced(x: View, indices: Sequence[View | None]) -> _Advanced | None:
+    tensors = [i for i in indices if i is not None]
+    if x.dtype not in SUPPORTED or not tensors or any(t.dtype not in _INTEGERS for t in tensors):
+        return None
+    return _Advanced(x, indices)
+
+
+def _index(checked: bool) -> Rule:
+    def rule(b: Builder, node: Node, x: View, indices: Sequence[View | None]) -> Any:
+        how = _advanced(x, indices)
+        if how is None:
+            return NotImplemented
+        return moved(b, result(node), lambda v: x.at(how.point(v, checked)))
+
+    return rule
+
+
+def _masked_index(
+    b: Builder, node: Node, x: View, mask: View, indices: Sequence[View | None], fill: float
+) -> Any:
+    """``x[indices]`` where ``mask``, else ``fill``; positions that are masked out may be anything."""
+    how = _advanced(x, indices)
+    if how is None or x.numel == 0 or len(how.used) != x.ndim:
+        return NotImplemented
+    chosen = mask.expand(tuple(result(node).shape))
+    return moved(
+        b,
+        result(node),
+        lambda v: ex.masked(chosen.at(v), x.at(how.point(v, checked=True)), ex.const(fill, x.dtype)),
+    )
+
+
+RULES: dict[Any, Rule] = {
+    aten.gather.default: _gather,
+    aten.index.Tensor: _index(checked=True),
+    aten._unsafe_index.Tensor: _index(checked=False),
+    aten._unsafe_masked_index.default: _masked_index,
+    aten.index_select.default: _index_select,
+    aten.embedding.default: _embedding,
+    aten.take.default: _take,
+}

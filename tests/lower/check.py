@@ -1,0 +1,55 @@
+"""Runs a function through lowering and the interpreter, and compares with eager.
+
+What comes in: a function of tensors and its inputs. What goes out: the loop program, for tests that look at it. What
+holds: results have eager's values, dtypes and strides, and ``own=True`` says that nothing was left to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from hotloop.config import Config
+from hotloop.dumps import Log
+from hotloop.ir.interpret import run_program
+from hotloop.ir.loops import Extern, LoopProgram
+from hotloop.ir.verify import verify_program
+from hotloop.lower.lower import lower
+from judge import assert_as_accurate, reference_of
+
+__all__ = ["check", "lowered"]
+
+Function = Callable[..., Any]
+
+
+def lowered(f: Function, *inputs: Any) -> LoopProgram:
+    """The loop program of ``f`` for these inputs' shapes, strides and dtypes."""
+
+    def flat(*args: Any) -> Any:
+        out = f(*args)
+        return list(out) if isinstance(out, tuple) else out
+
+    gm = make_fx(flat, tracing_mode="fake")(*inputs)
+    gm.graph.eliminate_dead_code()
+    config = Config()
+    program = lower(gm, config, Log(config))
+    verify_program(program)
+    return program
+
+
+def check(f: Function, *inputs: Any, own: bool = True, exact: bool = False) -> LoopProgram:
+    """Compare ``f``'s loop program with eager; ``own``: no operator may have gone to PyTorch."""
+    eager = f(*inputs)
+    program = lowered(f, *inputs)
+    externs = [op for op in program.ops if isinstance(op, Extern)]
+    assert not (own and externs), f"left to PyTorch: {[str(op.target) for op in externs]}\n{program}"
+    got = run_program(program, list(inputs))
+    want = list(eager) if isinstance(eager, (tuple, list)) else [eager]
+    if exact:
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+    assert_as_accurate(got, want, reference_of(f, *inputs), check_stride=True)
+    return program
