@@ -56,7 +56,7 @@
 #endif
 template <class V> constexpr bool inlined = HL_FMA && same<elem<V>, f32>;
 
-// @section float_tools needs: fma, masks
+// @section float_tools needs: fma, masks, compare
 // c0 + c1 x + c2 x^2 + ... by Horner's rule.
 template <class V> HL V poly(V, elem<V> c) { return splat<V>(c); }
 template <class V, class... C> HL V poly(V x, elem<V> c, C... rest) { return fma(poly(x, rest...), x, splat<V>(c)); }
@@ -83,8 +83,8 @@ template <class V> HL V exp(V x) {
     if constexpr (!inlined<V>) return exp_library(x);
     else {
         // x = n ln2 + r; e^x = 2^n e^r. Beyond the limits the result is infinite, or zero, anyway.
-        x = select(x > splat<V>(89), splat<V>(89), x);
-        x = select(x < splat<V>(-104), splat<V>(-104), x);
+        x = lesser(splat<V>(89), x);
+        x = greater(splat<V>(-104), x);
         V t = fma(x, splat<V>(0x1.715476p+0f), splat<V>(rounder + 254)), n = t - (rounder + 254);
         V r = fma(n, splat<V>(-0x1.62e430p-1f), x);
         r = fma(n, splat<V>(0x1.05c610p-29f), r);
@@ -99,8 +99,8 @@ HL_LIBRARY1(exp2_library, exp2, u10)
 template <class V> HL V exp2(V x) {
     if constexpr (!inlined<V>) return exp2_library(x);
     else {
-        x = select(x > splat<V>(128), splat<V>(128), x);
-        x = select(x < splat<V>(-150), splat<V>(-150), x);
+        x = lesser(splat<V>(128), x);
+        x = greater(splat<V>(-150), x);
         V t = x + (rounder + 254), r = x - (t - (rounder + 254));
         // |r| <= 1/2, 3.0e-9
         V p = poly(r, 1.0f, 0x1.62e430p-1f, 0x1.ebfbdcp-3f, 0x1.c6af7ap-5f, 0x1.3b2ddap-7f, 0x1.5f0976p-10f, 0x1.4172bap-13f);
@@ -114,8 +114,8 @@ template <class V> HL V expm1(V x) {
     if constexpr (!inlined<V>) return expm1_library(x);
     else {
         // e^x - 1 = 2 (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2)); halved, as 2^128 is no float.
-        V y = select(x > splat<V>(89), splat<V>(89), x);
-        y = select(y < splat<V>(-18), splat<V>(-18), y);
+        V y = lesser(splat<V>(89), x);
+        y = greater(splat<V>(-18), y);
         V t = fma(y, splat<V>(0x1.715476p+0f), splat<V>(rounder + 126)), n = t - (rounder + 126);
         V r = fma(n, splat<V>(-0x1.62e430p-1f), y);
         r = fma(n, splat<V>(0x1.05c610p-29f), r);
@@ -137,7 +137,7 @@ template <class V> HL V tanh(V x) {
         V small = poly(u, -0x1.555548p-2f, 0x1.110c5ep-3f, -0x1.b905c4p-5f, 0x1.5811f6p-6f, -0x1.9454f0p-8f);
         small = fma(a * u, small, a);
         // Above: 1 - 2 / (e^2|x| + 1), the exponential as in exp but within a float's exponents.
-        V y = select(a > limit, limit, a);
+        V y = lesser(limit, a);
         y += y;
         V t = fma(y, splat<V>(0x1.715476p+0f), splat<V>(rounder + 127)), n = t - (rounder + 127);
         V r = fma(n, splat<V>(-0x1.62e430p-1f), y);
@@ -164,7 +164,7 @@ template <class V> HL log_parts<V> split_log(V x) {
     auto tiny = x < splat<V>(0x1p-126f);
     x = select(tiny, x * 0x1p23f, x);
     auto bits = bitcast<u32>(x) - 0x3f3504f3u;
-    V e; if constexpr (width<V> == 1) e = f32(i32(bits) >> 23); else e = __builtin_convertvector((like<V, i32>)bits >> 23, V);
+    V e = convert<f32>(bitcast<i32>(bits) >> 23);
     return {e + select(tiny, splat<V>(-23), splat<V>(0)), bitcast<f32>((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f};
 }
 // (e ln2 + ln(1 + f)) / ln(base); UNIT = 1 / ln(base) and STEP = ln2 / ln(base), in two floats each.
@@ -219,9 +219,8 @@ template <class V> HL V log1p(V x) {
         U e = U((sints<V>)(bitcast<u32>(x + 1.0f) - 0x3f3504f3u) >> 23);
         U down = splat<U>(127) - e;
         down = select((sints<V>)down < splat<sints<V>>(0), splat<U>(0), down);
-        V f = bitcast<f32>(bitcast<u32>(x) - (e << 23)) + (bitcast<f32>(down << 23) - 1.0f), n;
-        if constexpr (width<V> == 1) n = f32(i32(e)); else n = __builtin_convertvector((like<V, i32>)e, V);
-        V r = join_log(n, f, 1, 0, 0x1.62e430p-1f, -0x1.05c610p-29f);
+        V f = bitcast<f32>(bitcast<u32>(x) - (e << 23)) + (bitcast<f32>(down << 23) - 1.0f);
+        V r = join_log(convert<f32>(bitcast<i32>(e)), f, 1, 0, 0x1.62e430p-1f, -0x1.05c610p-29f);
         return log_limits(x, splat<V>(-1), select(x == splat<V>(0), x, r));
     }
 }
@@ -236,7 +235,7 @@ template <class V> HL V erf(V x) {
         V small = poly(u, 0x1.06eba8p-3f, -0x1.812740p-2f, 0x1.ce2d64p-4f, -0x1.b80124p-6f, 0x1.544b08p-8f, -0x1.a61810p-11f, 0x1.4fa924p-14f);
         small = fma(x, small, x);
         // Above: 1 - 2^q(|x|), q fitted to log2 erfc with the error weighed as it comes out, 1.5e-9
-        V t = select(a > limit, limit, a);
+        V t = lesser(limit, a);
         V z = poly(t, -0x1.3fa7eep-12f, -0x1.a075e8p+0f, -0x1.d6bdaap-1f, -0x1.32ccecp-3f, 0x1.0626d4p-5f, -0x1.1ea746p-8f, 0x1.26a7a2p-12f);
         V s = z + (rounder + 127), r = z - (s - (rounder + 127));
         V p = poly(r, 1.0f, 0x1.62e430p-1f, 0x1.ebfbdcp-3f, 0x1.c6af7ap-5f, 0x1.3b2ddap-7f, 0x1.5f0976p-10f, 0x1.4172bap-13f);
@@ -303,9 +302,7 @@ template <class V> HL V pow_lanes(V x, V y) {
     typedef like<V, f64> D;
     typedef uints<D> U;
     V inf = splat<V>(__builtin_inff()), one = splat<V>(1), zero = splat<V>(0), size = magnitude(x);
-    D a, d;
-    if constexpr (width<V> == 1) { a = size; d = y; }
-    else { a = __builtin_convertvector(size, D); d = __builtin_convertvector(y, D); }
+    D a = convert<f64>(size), d = convert<f64>(y);
     U bits = bitcast<u64>(a) - 0x3fe6a09e667f3bcdull + (1023ull << 52);
     D e = bitcast<f64>((bits >> 52) | 0x4330000000000000ull) - (0x1p52 + 1023);
     D m = bitcast<f64>((bits & 0x000fffffffffffffull) + 0x3fe6a09e667f3bcdull);
@@ -316,14 +313,13 @@ template <class V> HL V pow_lanes(V x, V y) {
     l = select(a < splat<D>(__builtin_inf()), l, a);
     l = select(a == splat<D>(0), splat<D>(-__builtin_inf()), l);
     D z = select(a == splat<D>(1), splat<D>(0), d * l);
-    z = select(z > splat<D>(300), splat<D>(300), z);
-    z = select(z < splat<D>(-300), splat<D>(-300), z);
+    z = lesser(splat<D>(300), z);
+    z = greater(splat<D>(-300), z);
     D t = z + (0x1.8p52 + 1023), r = z - (t - (0x1.8p52 + 1023));
     // |r| <= 1/2, 1.9e-9
     D p = poly(r, 0x1.000000026255ap+0, 0x1.62e430c82a7d8p-1, 0x1.ebfbdadb01b10p-3, 0x1.c6aed46019e90p-5,
                0x1.3b2dbc738970bp-7, 0x1.5f4597c6303a5p-10, 0x1.41d305e830f90p-13) * bitcast<f64>(bitcast<u64>(t) << 52);
-    V v;
-    if constexpr (width<V> == 1) v = f32(p); else v = __builtin_convertvector(p, V);
+    V v = convert<f32>(p);
     auto whole = trunc(y) == y, odd = mask_and(whole, trunc(y * 0.5f) != y * 0.5f);
     V negative = select(mask_or(whole, mask_or(x == zero, x == -inf)), v, splat<V>(__builtin_nanf("")));
     negative = select(odd, -negative, negative);

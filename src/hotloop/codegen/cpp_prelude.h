@@ -122,6 +122,107 @@ template <int N, class V, class F> HL V chunks2(V a, V b, F f) {
     }
 }
 
+// @section convert needs: core
+// The lanes of v as T, by C's rules. g++ before 14 takes half-filled registers apart lane by lane, so the
+// conversions between sizes that loops are made of are spelled out for AVX2.
+template <class R, class V> HL R low_lanes(V v) {  // same bits from lane 0 up, in a longer or shorter vector
+    if constexpr (sizeof(R) >= 16 && sizeof(V) == 8) { i64 q; __builtin_memcpy(&q, &v, 8); return (R)vec<i64, 2>{q, 0}; }
+    else if constexpr (sizeof(R) >= 16 && sizeof(V) == 4) { i32 q; __builtin_memcpy(&q, &v, 4); return (R)vec<i32, 4>{q, 0, 0, 0}; }
+    else if constexpr (sizeof(R) == 8) { i64 q = ((vec<i64, sizeof(V) / 8>)v)[0]; R r; __builtin_memcpy(&r, &q, 8); return r; }
+    else if constexpr (sizeof(R) == 4) { i32 q = ((vec<i32, sizeof(V) / 4>)v)[0]; R r; __builtin_memcpy(&r, &q, 4); return r; }
+    else return (R)v;
+}
+#if defined(__AVX2__) && !defined(__clang__)
+#define HL_WIDEN(LANES, FROM, TO, SIGNED, UNSIGNED, REGISTER) \
+    if constexpr (W == LANES && sizeof(S) == FROM && sizeof(T) == TO && !is_float<T>) { \
+        auto r = low_lanes<REGISTER>(v); \
+        if constexpr (is_signed<S>) return (R)SIGNED(r); else return (R)UNSIGNED(r); \
+    } else
+#define HL_WIDEN512(LANES, FROM, TO, SIGNED, UNSIGNED, REGISTER, WIDE) \
+    if constexpr (W == LANES && sizeof(S) == FROM && sizeof(T) == TO && !is_float<T>) { \
+        if constexpr (is_signed<S>) return (R)SIGNED((REGISTER)v, WIDE{}, -1); else return (R)UNSIGNED((REGISTER)v, WIDE{}, -1); \
+    } else
+typedef vec<char, 16> char16; typedef vec<i16, 8> short8; typedef vec<i32, 4> int4;
+typedef vec<i16, 16> short16; typedef vec<i32, 8> int8; typedef vec<i32, 16> int16; typedef vec<long long, 8> long8;
+template <class T, class V> HL like<V, T> convert(V v) {
+    typedef elem<V> S; typedef like<V, T> R;
+    [[maybe_unused]] constexpr int W = width<V>;
+    if constexpr (W == 1) return T(v);
+    else if constexpr (same<S, T>) return v;
+    else if constexpr (sizeof(S) == sizeof(T) && !is_float<S> && !is_float<T>) return (R)v;
+    else if constexpr ((sizeof(S) < 4 && is_float<T>) || (sizeof(T) < 4 && is_float<S>)) return convert<T>(convert<i32>(v));
+#ifdef __AVX512F__
+    else if constexpr (W == 8 && same<S, f32> && same<T, f64>) return (R)__builtin_ia32_cvtps2pd512_mask(v, R{}, -1, 4);
+    else if constexpr (W == 8 && same<S, i32> && same<T, f64>) return (R)__builtin_ia32_cvtdq2pd512_mask(v, R{}, -1);
+#endif
+    else if constexpr (is_float<S> || is_float<T>) return __builtin_convertvector(v, R);
+    else
+#ifdef __AVX512F__
+    HL_WIDEN512(16, 2, 4, __builtin_ia32_pmovsxwd512_mask, __builtin_ia32_pmovzxwd512_mask, short16, int16)
+    HL_WIDEN512(16, 1, 4, __builtin_ia32_pmovsxbd512_mask, __builtin_ia32_pmovzxbd512_mask, char16, int16)
+    HL_WIDEN512(8, 4, 8, __builtin_ia32_pmovsxdq512_mask, __builtin_ia32_pmovzxdq512_mask, int8, long8)
+#endif
+    HL_WIDEN(8, 2, 4, __builtin_ia32_pmovsxwd256, __builtin_ia32_pmovzxwd256, short8)
+    HL_WIDEN(8, 1, 4, __builtin_ia32_pmovsxbd256, __builtin_ia32_pmovzxbd256, char16)
+    HL_WIDEN(8, 1, 2, __builtin_ia32_pmovsxbw128, __builtin_ia32_pmovzxbw128, char16)
+    HL_WIDEN(4, 4, 8, __builtin_ia32_pmovsxdq256, __builtin_ia32_pmovzxdq256, int4)
+    HL_WIDEN(4, 2, 8, __builtin_ia32_pmovsxwq256, __builtin_ia32_pmovzxwq256, short8)
+    HL_WIDEN(4, 1, 8, __builtin_ia32_pmovsxbq256, __builtin_ia32_pmovzxbq256, char16)
+    HL_WIDEN(4, 2, 4, __builtin_ia32_pmovsxwd128, __builtin_ia32_pmovzxwd128, short8)
+    HL_WIDEN(4, 1, 4, __builtin_ia32_pmovsxbd128, __builtin_ia32_pmovzxbd128, char16)
+    if constexpr (W == 8 && sizeof(T) == 1 && sizeof(S) == 2) {
+        auto r = (vec<i16, 8>)(v & S(255));
+        return low_lanes<R>(__builtin_ia32_packuswb128(r, r));
+    } else if constexpr (W == 4 && sizeof(T) <= 2 && sizeof(S) == 4) {
+        auto r = (vec<i32, 4>)(v & S(sizeof(T) == 1 ? 255 : 65535));
+        auto h = __builtin_ia32_packusdw128(r, r);
+        if constexpr (sizeof(T) == 2) return low_lanes<R>(h);
+        else return low_lanes<R>(__builtin_ia32_packuswb128((vec<i16, 8>)h, (vec<i16, 8>)h));
+    } else if constexpr (W == 4 && sizeof(T) == 4 && sizeof(S) == 8) {
+        auto r = __builtin_ia32_permvarsi256((vec<i32, 8>)v, vec<i32, 8>{0, 2, 4, 6, 0, 2, 4, 6});
+        return (R)__builtin_ia32_vextractf128_si256((vec<i32, 8>)r, 0);
+    } else if constexpr (W == 8 && sizeof(T) == 1 && sizeof(S) == 4) return convert<T>(convert<i16>(v));
+    else if constexpr (sizeof(T) < 4 && sizeof(S) == 8) return convert<T>(convert<i32>(v));
+    else if constexpr (W == 8 && sizeof(T) == 8 && sizeof(S) < 4) return convert<T>(convert<i32>(v));
+    else return __builtin_convertvector(v, R);
+}
+#else
+template <class T, class V> HL like<V, T> convert(V v) {
+    if constexpr (width<V> == 1) return T(v); else return __builtin_convertvector(v, like<V, T>);
+}
+#endif
+
+// @section compare needs: core
+// lesser is a < b ? a : b and greater a > b ? a : b, so b where either is NaN: one instruction.
+template <class V> HL V lesser(V a, V b) {
+#if defined(__AVX2__) && !defined(__clang__)
+#ifdef __AVX512F__
+    if constexpr (same<V, vec<f32, 16>>) return (V)__builtin_ia32_minps512_mask(a, b, a, -1, 4);
+    else if constexpr (same<V, vec<f64, 8>>) return (V)__builtin_ia32_minpd512_mask(a, b, a, -1, 4);
+    else
+#endif
+    if constexpr (same<V, vec<f32, 8>>) return (V)__builtin_ia32_minps256(a, b);
+    else if constexpr (same<V, vec<f64, 4>>) return (V)__builtin_ia32_minpd256(a, b);
+    else if constexpr (same<V, vec<f32, 4>>) return (V)__builtin_ia32_minps(a, b);
+    else
+#endif
+    return a < b ? a : b;
+}
+template <class V> HL V greater(V a, V b) {
+#if defined(__AVX2__) && !defined(__clang__)
+#ifdef __AVX512F__
+    if constexpr (same<V, vec<f32, 16>>) return (V)__builtin_ia32_maxps512_mask(a, b, a, -1, 4);
+    else if constexpr (same<V, vec<f64, 8>>) return (V)__builtin_ia32_maxpd512_mask(a, b, a, -1, 4);
+    else
+#endif
+    if constexpr (same<V, vec<f32, 8>>) return (V)__builtin_ia32_maxps256(a, b);
+    else if constexpr (same<V, vec<f64, 4>>) return (V)__builtin_ia32_maxpd256(a, b);
+    else if constexpr (same<V, vec<f32, 4>>) return (V)__builtin_ia32_maxps(a, b);
+    else
+#endif
+    return a > b ? a : b;
+}
+
 // @section iota needs: core
 // start, start + step, start + 2 step, ...
 template <class T, int W> HL vec<T, W> iota(T start, T step = 1) {
@@ -136,7 +237,7 @@ template <class T, int W> HL vec<T, W> iota(T start, T step = 1) {
     }
 }
 
-// @section masks needs: core
+// @section masks needs: convert
 // A comparison of vec<T, W> gives W signed integers as wide as T, 0 or -1; for W = 1 a bool. Every
 // function here takes masks of any width, so the printer may write `auto m = a < b;` throughout.
 // mask<W> is the canonical one (i32 lanes), for masks that must have a name for their type.
@@ -147,7 +248,7 @@ template <int W> using mask = typename mask_of<W>::type;
 template <class S, class M> HL auto mask_as(M m) {  // with lanes of S bytes' signed integer
     if constexpr (width<M> == 1) return bool(m);
     else if constexpr (sizeof(elem<M>) == sizeof(S)) return (sints<like<M, S>>)m;
-    else return __builtin_convertvector(m, sints<like<M, S>>);
+    else return convert<elem<sints<like<M, S>>>>(m);
 }
 template <class M> HL mask<width<M>> canonical(M m) { return mask_as<i32>(m); }
 template <class V, class M> HL V select(M m, V a, V b) {
@@ -188,6 +289,9 @@ template <class T, class M> HL auto mask_to(M m) {  // a cast from bool: 0 or 1
 }
 template <class M> HL bool any(M m) {
     if constexpr (width<M> == 1) return m;
+#if defined(__AVX512F__) && !defined(__clang__)
+    else if constexpr (sizeof(M) == 64) return __builtin_ia32_ptestmd512((vec<i32, 16>)m, (vec<i32, 16>)m, -1) != 0;
+#endif
 #ifdef __AVX2__
     else if constexpr (sizeof(M) == 32) return !__builtin_ia32_ptestz256((vec<long long, 4>)m, (vec<long long, 4>)m);
 #endif
@@ -205,7 +309,7 @@ template <class M> HL bool all(M m) { return !any(mask_not(m)); }
 // bfloat16 and float16 <-> float32. To the nearest, ties to even, subnormals exact, NaN stays NaN.
 template <class U> HL like<U, f32> bf16_from_bits(U u) {
     if constexpr (width<U> == 1) return bitcast<f32>(u32(u) << 16);
-    else return (like<U, f32>)(__builtin_convertvector(u, like<U, u32>) << 16);
+    else return (like<U, f32>)(convert<u32>(u) << 16);
 }
 template <class V> HL uints<V> rounded_bf16(V v) {  // still in the upper half of 32 bits
     auto u = bitcast<u32>(v);
@@ -213,13 +317,11 @@ template <class V> HL uints<V> rounded_bf16(V v) {  // still in the upper half o
 }
 template <class V> HL V round_bf16(V v) { return bitcast<f32>(rounded_bf16(v)); }
 template <class V> HL like<V, u16> bf16_bits(V v) {
-    auto u = rounded_bf16(v) >> 16;
-    if constexpr (width<V> == 1) return u16(u);
-    else return __builtin_convertvector(u, like<V, u16>);
+    return convert<u16>(rounded_bf16(v) >> 16);
 }
 template <class U> HL like<U, f32> f16_from_bits(U h) {
-    constexpr int W = width<U>;
 #ifdef __F16C__
+    constexpr int W = width<U>;
     typedef vec<i16, 8> h8;
     if constexpr (W == 8) return (vec<f32, 8>)__builtin_ia32_vcvtph2ps256((h8)h);
     else if constexpr (W < 8) {
@@ -237,7 +339,7 @@ template <class U> HL like<U, f32> f16_from_bits(U h) {
 #endif
     {
         typedef like<U, u32> I;
-        I u; if constexpr (W == 1) u = h; else u = __builtin_convertvector(h, I);
+        I u = convert<u32>(h);
         I magnitude = (u & 0x7fffu) << 13;
         I scaled = bitcast<u32>(bitcast<f32>(magnitude) * 0x1p112f);  // exponents 15 -> 127 apart
         I r = select(magnitude >= splat<I>(0x7c00u << 13), magnitude | 0x7f800000u, scaled);
@@ -245,8 +347,8 @@ template <class U> HL like<U, f32> f16_from_bits(U h) {
     }
 }
 template <class V> HL like<V, u16> f16_bits(V v) {
-    constexpr int W = width<V>;
 #ifdef __F16C__
+    constexpr int W = width<V>;
     if constexpr (W == 8) return (vec<u16, 8>)__builtin_ia32_vcvtps2ph256(v, 0);
     else if constexpr (W < 8) {
         vec<f32, 8> wide = {};
@@ -269,7 +371,7 @@ template <class V> HL like<V, u16> f16_bits(V v) {
         I special = select(u > splat<I>(0x7f800000u), splat<I>(0x7e00u), splat<I>(0x7c00u));
         I r = select(u < splat<I>(0x38800000u), tiny, select(u >= splat<I>(0x47800000u), special, normal));
         r |= (bits >> 16) & 0x8000u;
-        if constexpr (W == 1) return u16(r); else return __builtin_convertvector(r, like<V, u16>);
+        return convert<u16>(r);
     }
 }
 template <class V> HL V round_f16(V v) { return f16_from_bits(f16_bits(v)); }
@@ -307,13 +409,13 @@ template <int W, class T> HL void store_partial(T* p, reg<T, W> v, i64 n) {
 }
 template <int W> HL mask<W> load_mask(const void* p) {
     if constexpr (W == 1) return *(const u8*)p != 0;
-    else return __builtin_convertvector(load<W>((const u8*)p), vec<i32, W>) != vec<i32, W>{};
+    else return convert<i32>(load<W>((const u8*)p)) != vec<i32, W>{};
 }
 template <int W, class M> HL void store_mask(void* p, M m) {
     if constexpr (W == 1) *(u8*)p = m;
     else store<W>((u8*)p, (vec<u8, W>)(mask_as<i8>(m) & 1));
 }
-template <int W> HL mask<W> load_mask_partial(const void* p, i64 n) { return load_partial<W>((const u8*)p, n) != vec<u8, W>{}; }
+template <int W> HL mask<W> load_mask_partial(const void* p, i64 n) { return canonical(load_partial<W>((const u8*)p, n) != splat<vec<u8, W>>(0)); }
 template <int W, class M> HL void store_mask_partial(void* p, M m, i64 n) {
     u8 part[W]; store_mask<W>(part, m);
     for (i64 k = 0; k < n && k < W; k++) ((u8*)p)[k] = part[k];
@@ -343,6 +445,22 @@ template <int W, class T, class I> HL void scatter(T* p, I index, reg<T, W> v) {
     if constexpr (W == 1) store<1>(p + index, v);
     else { T part[W]; store<W>(part, v); for (int k = 0; k < W; k++) p[index[k]] = part[k]; }
 }
+// The lanes where m holds read p[k], the others are 0 and touch nothing.
+template <int W, class T, class M> HL reg<T, W> load_where(const T* p, M m) {
+    if constexpr (W == 1) return m ? load<1>(p) : reg<T, W>(0);
+    else {
+        if (__builtin_expect(all(m), 1)) return load<W>(p);
+        T part[W] = {}; auto k = canonical(m);
+        for (int i = 0; i < W; i++) if (k[i]) part[i] = p[i];
+        return load<W>(part);
+    }
+}
+// An index that must lie in 0 <= index < size: one outside is recorded in *error and replaced by 0.
+template <class I> HL I in_range(I index, i64 size, i32* error) {
+    auto bad = mask_or(index < splat<I>(0), index >= splat<I>(size));
+    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 2, __ATOMIC_RELAXED); index = select(bad, splat<I>(0), index); }
+    return index;
+}
 // Index checks of a whole vector: adds size to negative indices, and records an index out of range
 // in *error and replaces it by 0, so that the access that follows stays inside.
 template <class I> HL I checked_index(I index, i64 size, i32* error) {
@@ -364,15 +482,14 @@ template <class T, class V> HL reg<T, width<V>> cast(V v) {
     // A float goes to a small integer through i32, to u32 through i64: out of range wraps, as eager's.
     else if constexpr (is_float<S> && !is_float<T> && sizeof(T) < 4) return cast<T>(cast<i32>(v));
     else if constexpr (is_float<S> && same<T, u32>) return cast<u32>(cast<i64>(v));
-    else if constexpr (width<V> == 1) return T(v);
-    else return __builtin_convertvector(v, like<V, T>);
+    else return convert<T>(v);
 }
 
 // @section fma needs: core
 // a * b + c, rounded once. The kernels are compiled without contraction, so this is the only way.
 template <class V> HL V fma(V a, V b, V c) {
     typedef elem<V> T;
-    constexpr int W = width<V>, N = native_bytes / int(sizeof(T));
+    constexpr int W = width<V>;
     if constexpr (W == 1) { if constexpr (same<T, f32>) return __builtin_fmaf(a, b, c); else return __builtin_fma(a, b, c); }
 #if HL_HAS(__builtin_elementwise_fma)
     else return __builtin_elementwise_fma(a, b, c);
@@ -388,7 +505,8 @@ template <class V> HL V fma(V a, V b, V c) {
     else if constexpr (same<T, f64> && W == 8) return (V)__builtin_ia32_vfmaddpd512_mask(a, b, c, -1, 4);
 #endif
 #ifdef __FMA__
-    else if constexpr (W > N) {
+    else if constexpr (sizeof(V) > native_bytes) {
+        constexpr int N = native_bytes / int(sizeof(T));
         vec<T, N> p[W / N], q[W / N], r[W / N];
         __builtin_memcpy(p, &a, sizeof a); __builtin_memcpy(q, &b, sizeof b); __builtin_memcpy(r, &c, sizeof c);
         for (int k = 0; k < W / N; k++) p[k] = fma(p[k], q[k], r[k]);
@@ -487,22 +605,22 @@ template <class V> HL auto isnan(V a) { return a != a; }
 template <class V> HL auto isinf(V a) { return abs(a) == splat<V>(__builtin_inff()); }
 template <class V> HL auto isfinite(V a) { return abs(a) < splat<V>(__builtin_inff()); }
 
-// @section minmax needs: masks
+// @section minmax needs: masks, compare
 // maximum and minimum give NaN where either is NaN, fmax and fmin the other one.
 template <class V> HL V maximum(V a, V b) {
-    V m = select(a > b, a, b);  // b where either is NaN
+    V m = greater(a, b);  // b where either is NaN
     if constexpr (is_float<elem<V>>) return select(a == a, m, a); else return m;
 }
 template <class V> HL V minimum(V a, V b) {
-    V m = select(a < b, a, b);
+    V m = lesser(a, b);
     if constexpr (is_float<elem<V>>) return select(a == a, m, a); else return m;
 }
 template <class V> HL V fmax(V a, V b) {
-    V m = select(a > b, a, b);
+    V m = greater(a, b);
     if constexpr (is_float<elem<V>>) return select(b == b, m, a); else return m;
 }
 template <class V> HL V fmin(V a, V b) {
-    V m = select(a < b, a, b);
+    V m = lesser(a, b);
     if constexpr (is_float<elem<V>>) return select(b == b, m, a); else return m;
 }
 template <class V> HL V clamp(V a, V low, V high) { return minimum(maximum(a, low), high); }
