@@ -411,15 +411,17 @@ def _meta(path: Path) -> Path:
 
 
 def _make_folder(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Not mkdir(parents=True), which gives the mode to the last folder alone.
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _make_private(path: Path) -> str | None:
     """Create the folder for this user alone; what is wrong with it, or None."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            _make_folder(path)
         status = path.stat()
     except OSError as error:
         return f"cannot create the cache folder {path} ({error.strerror or error})"
