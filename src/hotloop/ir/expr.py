@@ -197,13 +197,34 @@ def const(value: bool | int | float, dtype: torch.dtype) -> Expr:
     elif dtype.is_floating_point:
         value = float(value)
         if dtype is not torch.float64 and math.isfinite(value):
-            value = float(torch.tensor(value, dtype=torch.float64).to(dtype).item())
+            value = _round_float(value, dtype)
     else:
         bits = torch.iinfo(dtype).bits
         value = int(value) & ((1 << bits) - 1)
         if dtype.is_signed and value >> (bits - 1):
             value -= 1 << bits
     return _make("const", dtype, (), _encode(value))
+
+
+def _round_float(value: float, dtype: torch.dtype) -> float:
+    """``value`` rounded to a narrower dtype, by way of float32 as PyTorch does. No tensors: compiles make many."""
+    single = _packed("<f", value)
+    if dtype is torch.float32 or not math.isfinite(single):
+        return single
+    if dtype is torch.float16:
+        return _packed("<e", single)
+    if dtype is not torch.bfloat16:
+        raise TypeError(f"no constants of {dtype}")
+    (bits,) = struct.unpack("<I", struct.pack("<f", single))
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000  # to nearest, ties to even
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def _packed(layout: str, value: float) -> float:
+    try:
+        return float(struct.unpack(layout, struct.pack(layout, value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def load(buffer: str, indices: tuple[IndexLike, ...], dtype: torch.dtype) -> Expr:
