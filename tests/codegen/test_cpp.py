@@ -436,12 +436,13 @@ def test_masked_loads(level: str, cache: Cache) -> None:
     v, r = i("i0", n), i("i1", 4)
     at = v_as(v)
     inside = ex.call("logical_and", ex.call("ge", at, ex.const(3, I64)), ex.call("lt", at, ex.const(43, I64)))
+    late = ex.call("logical_and", ex.call("ge", at, ex.const(40, I64)), ex.call("lt", at, ex.const(45, I64)))
     pads = [
         ex.masked(inside, load("in0", v - 3), f(0.0)),
         ex.masked(inside, load("in0", v - 3), f(2.5)),
         ex.masked(inside, ex.call("exp", load("in0", ix.const(42) - v)), f(-1.0)),
         ex.masked(ex.call("lt", at, ex.const(40, I64)), load("in0", v),
-                  ex.masked(ex.call("lt", at, ex.const(45, I64)), load("in0", v - 40), f(7.0))),
+                  ex.masked(late, load("in0", v - 40), f(7.0))),
         ex.masked(inside, load("in0", (v - 3) * 1 // 2), f(0.0)),
     ]  # fmt: skip
     cases = [

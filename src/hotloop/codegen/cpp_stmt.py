@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -74,6 +75,16 @@ def _most(loop: Loop) -> int:
     """A bound on the number of iterations."""
     n = ix.as_index(loop.stop) - loop.start
     return max(0, n.hi) if n.hi is not None else 1 << 40
+
+
+def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
+    """Into what blocks a loop is cut, in iterations, the outermost first; each iteration adds ``terms`` terms."""
+    if terms * trips <= LONG:
+        return ()
+    sizes = [max(16, BLOCK // terms)]
+    while trips // sizes[0] > LONG:
+        sizes.insert(0, sizes[0] * BLOCK)
+    return tuple(sizes)
 
 
 class StatementPrinter:
@@ -242,21 +253,19 @@ class StatementPrinter:
             names = tuple(f"cast<i64>({n}_at)" for n in names)
         self.values.locals[name] = Local(True, names)
 
-    def _blocked(self, body: Sequence[Stmt], each: Callable[[], None]) -> None:
-        """Run ``each``, which prints a loop that feeds sums, with partial sums in their place."""
+    def _with_parts(self, body: Sequence[Stmt], each: Callable[[], None]) -> None:
+        """Run ``each``, which prints what feeds sums, with partial sums in their place; then add those up."""
         whole = self._long_sums(body)
         parts: dict[str, Accumulator] = {}
         for name, acc in whole.items():
-            part = replace(
-                acc, place=self.writer.mark(), name=self.values.fresh(f"{acc.name}_part"), vectors=[], scalar=None
-            )
-            parts[name] = part
+            part = self.values.fresh(f"{name}_part")
+            parts[name] = replace(acc, place=self.writer.mark(), name=part, vectors=[], scalar=None)
         self._accumulators.update(parts)
         each()
         groups = self.values.lanes.groups
-        for name, part in parts.items():
+        for name, own in parts.items():
             acc = whole[name]
-            for line in part.flush(acc, groups if acc.own_lanes else max(len(part.vectors), len(acc.vectors))):
+            for line in own.flush(acc, groups if acc.own_lanes else max(len(own.vectors), len(acc.vectors))):
                 self.writer.line(line)
         self._accumulators.update(whole)
 
@@ -321,30 +330,44 @@ class StatementPrinter:
 
     def _serial_loop(self, s: Loop) -> None:
         terms = self._terms(s.body)
-        nested = any(isinstance(t, Loop) for t in s.body)
-        if terms * _most(s) <= LONG:
-            self.writer.open(self._header(s))
-            self.body(s.body)
+        inner = partial(self.body, s.body)
+        if terms >= 16 and terms * _most(s) > LONG and any(isinstance(t, Loop) for t in s.body):
+            # Each iteration adds up its own terms first.
+            terms, inner = 1, partial(self._with_parts, s.body, inner)
+
+        def loop(first: str | None, last: str) -> None:
+            self.writer.open(f"for (i64 {s.var.name} = {first}; {s.var.name} < {last}; {s.var.name}++)")
+            inner()
             self.writer.close()
-        elif nested and terms >= 16:
-            # Each iteration of the outer loop adds up its own terms first.
-            self.writer.open(self._header(s))
-            self._blocked(s.body, lambda: self.body(s.body))
-            self.writer.close()
+
+        at = self.values.index()
+        sizes = _block_sizes(terms, _most(s))
+        self._in_blocks(s, sizes, 1, at.scalar(s.start).text, at.scalar(s.stop).text, loop)
+
+    def _in_blocks(
+        self, s: Loop, sizes: Sequence[int], step: int, first: str | None, last: str,
+        loop: Callable[[str | None, str], None],
+    ) -> None:  # fmt: skip
+        """A loop cut into blocks, each with sums of its own.
+
+        Arguments:
+            sizes: the iterations of a block, of the blocks in it, and so on.
+            first: where the variable starts; ``None`` where it goes on from its value.
+            loop: prints the innermost loop.
+        """
+        if not sizes:
+            loop(first, last)
+            return
+        size, name = sizes[0] * step, s.var.name
+        begin, stop = self.values.fresh(f"{name}_block"), self.values.fresh(f"{name}_stop")
+        if first is None:
+            self.writer.open(f"while ({name} < {last})")
         else:
-            name, block = s.var.name, self.values.fresh(f"{s.var.name}_block")
-            at, step = self.values.index(), max(16, BLOCK // max(1, terms))
-            stop = at.scalar(s.stop).text
-            self.writer.open(f"for (i64 {block} = {at.scalar(s.start).text}; {block} < {stop}; {block} += {step})")
-            end = f"minimum<i64>({block} + {step}, {stop})"
-
-            def each() -> None:
-                self.writer.open(f"for (i64 {name} = {block}; {name} < {end}; {name}++)")
-                self.body(s.body)
-                self.writer.close()
-
-            self._blocked(s.body, each)
-            self.writer.close()
+            self.writer.open(f"for (i64 {begin} = {first}; {begin} < {last}; {begin} += {size})")
+        self.writer.line(f"const i64 {stop} = minimum<i64>({name if first is None else begin} + {size}, {last});")
+        inside = None if first is None else begin
+        self._with_parts(s.body, lambda: self._in_blocks(s, sizes[1:], step, inside, stop, loop))
+        self.writer.close()
 
     # --- vector loops -------------------------------------------------------------------------------------------
 
@@ -352,14 +375,14 @@ class StatementPrinter:
         v, outside = self.values, self.values.lanes
         groups = self._groups(s)
         v.set_lanes(Lanes(self.width, s.var, groups))
-        partial = self._can_be_partial(s)
+        masked = self._can_be_partial(s)
         v.set_lanes(outside)
         self._hoist((s,))
         trip = _trip(s)
         if trip is not None:
-            self._constant_trip(s, trip, groups, partial)
+            self._constant_trip(s, trip, groups, masked)
         else:
-            self._variable_trip(s, groups, partial)
+            self._variable_trip(s, groups, masked)
         v.set_lanes(outside)
 
     def _groups(self, s: Loop) -> int:
@@ -404,7 +427,7 @@ class StatementPrinter:
             return False
         return ix.coefficient(i, var) in (0, 1)
 
-    def _constant_trip(self, s: Loop, trip: int, groups: int, partial: bool) -> None:
+    def _constant_trip(self, s: Loop, trip: int, groups: int, masked: bool) -> None:
         v, w, name = self.values, self.width, s.var.name
         start = ix.as_index(s.start)
         done = 0
@@ -418,7 +441,7 @@ class StatementPrinter:
             done = end
         if done == trip:
             return
-        if not partial or trip - done == 1:
+        if not masked or trip - done == 1:
             self._elements(s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text)
             return
         self.writer.open("")
@@ -426,7 +449,7 @@ class StatementPrinter:
         self._last_vector(s, str(trip - done))
         self.writer.close()
 
-    def _variable_trip(self, s: Loop, groups: int, partial: bool) -> None:
+    def _variable_trip(self, s: Loop, groups: int, masked: bool) -> None:
         v, w, name = self.values, self.width, s.var.name
         end = self.values.fresh(f"{name}_end")
         self.writer.open("")
@@ -435,7 +458,7 @@ class StatementPrinter:
         for count in dict.fromkeys((groups, 1)):
             step = count * w
             self._vectors(s, count, None, f"{end} - {step - 1}", _most(s) // step)
-        if partial:
+        if masked:
             self.writer.open(f"if ({name} < {end})")
             self._last_vector(s, f"{end} - {name}")
             self.writer.close()
@@ -448,26 +471,13 @@ class StatementPrinter:
         v, name, step = self.values, s.var.name, groups * self.width
         v.set_lanes(Lanes(self.width, s.var, groups))
 
-        def loop(begin: str, end: str) -> None:
-            self.writer.open(f"for ({begin}; {name} < {end}; {name} += {step})")
+        def loop(begin: str | None, end: str) -> None:
+            start = "" if begin is None else f"i64 {name} = {begin}"
+            self.writer.open(f"for ({start}; {name} < {end}; {name} += {step})")
             self.body(s.body)
             self.writer.close()
 
-        begin = "" if first is None else f"i64 {name} = {first}"
-        if most <= LONG or not any(isinstance(t, Accumulate) for t in s.body) or not self._long_sums(s.body):
-            loop(begin, last)
-            return
-        if first is None:
-            block = v.fresh(f"{name}_block")
-            self.writer.open(f"while ({name} < {last})")
-            self.writer.line(f"const i64 {block} = minimum<i64>({name} + {BLOCK * step}, {last});")
-            self._blocked(s.body, lambda: loop("", block))
-        else:
-            block = v.fresh(f"{name}_block")
-            self.writer.open(f"for (i64 {block} = {first}; {block} < {last}; {block} += {BLOCK * step})")
-            end = f"minimum<i64>({block} + {BLOCK * step}, {last})"
-            self._blocked(s.body, lambda: loop(f"i64 {name} = {block}", end))
-        self.writer.close()
+        self._in_blocks(s, _block_sizes(self._terms(s.body), most), step, first, last, loop)
 
     def _last_vector(self, s: Loop, live: str) -> None:
         self.values.set_lanes(Lanes(self.width, s.var, 1, live))
