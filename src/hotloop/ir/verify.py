@@ -1,9 +1,9 @@
 """The rules of the loop program, the kernel and the schedule, checked without running anything.
 
-What comes in: an IR value. What goes out: nothing, or a ``VerifyError`` that names the rule, the operation and its
-neighbours. What holds in between: checks never change what they look at, and a bound that is not known is not a
-fault. An index whose interval leaves its dimension is enumerated before it is called wrong, because intervals
-forget that two terms depend on the same variable.
+What comes in: an IR value. What goes out: nothing, or a ``VerifyError`` that names the rule, the operation
+and its neighbours. What holds in between: checks never change what they look at, and a bound that is not
+known is not a fault. An index whose interval leaves its dimension is enumerated before it is called wrong,
+because intervals forget that two terms depend on the same variable.
 
 The next file is ``schedule/fuse.py``, where a verified program is divided into kernels.
 """
@@ -20,18 +20,30 @@ from hotloop.errors import VerifyError
 from . import index as ix
 from .expr import OPS, Expr, children, dtype_name, walk
 from .index import Index, IndexLike
-from .kernel import Accumulate, Init, Kernel, KernelCall, Let, Loop, Schedule, Scratch, Stmt, Store, statements
+from .kernel import (
+    Accumulate,
+    Init,
+    Kernel,
+    KernelCall,
+    Let,
+    Loop,
+    Schedule,
+    Scratch,
+    Stmt,
+    Store,
+    statements,
+)
 from .loops import (
     REDUCTIONS,
     Buffer,
     Extern,
     LoopProgram,
+    Op,
     Pointwise,
     Reduce,
     ViewRef,
     op_outputs,
     op_reads,
-    to_text,
     views_in,
 )
 
@@ -39,18 +51,69 @@ __all__ = ["verify_kernel", "verify_program", "verify_schedule"]
 
 _LOW = (torch.bfloat16, torch.float16)
 _FLOAT_ONLY = frozenset(
-    "sqrt rsqrt reciprocal exp exp2 log log2 log10 sigmoid expm1 log1p sin cos tanh erf tan asin acos atan sinh cosh "
-    "asinh acosh atanh erfc erfinv lgamma digamma i0 i0e i1 i1e ndtri erfcx bessel_j0 bessel_j1 div atan2 hypot "
-    "copysign nextafter fma".split()
+    [
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log10",
+        "sigmoid",
+        "expm1",
+        "log1p",
+        "sin",
+        "cos",
+        "tanh",
+        "erf",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erfc",
+        "erfinv",
+        "lgamma",
+        "digamma",
+        "i0",
+        "i0e",
+        "i1",
+        "i1e",
+        "ndtri",
+        "erfcx",
+        "bessel_j0",
+        "bessel_j1",
+        "div",
+        "atan2",
+        "hypot",
+        "copysign",
+        "nextafter",
+        "fma",
+    ]
 )
-_INTEGER_ONLY = frozenset("bitwise_not bitwise_and bitwise_or bitwise_xor shl shr".split())
-_LEAVES = {"load": 0, "const": 0, "index": 0, "local": 0, "random": 1, "cast": 1, "bitcast": 1, "where": 3, "masked": 3}
+_INTEGER_ONLY = frozenset(["bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "shl", "shr"])
+_LEAVES = {
+    "load": 0,
+    "const": 0,
+    "index": 0,
+    "local": 0,
+    "random": 1,
+    "cast": 1,
+    "bitcast": 1,
+    "where": 3,
+    "masked": 3,
+}
 _ARG_KINDS = ("argmax", "argmin")
 #: An index with more values than this is not enumerated.
 _ENUMERATE = 1 << 20
 
 
-# --- values -----------------------------------------------------------------------------------------------------
+# --- values -------------------------------------------------------------------------------------------------
 
 
 def _node_fault(e: Expr) -> str | None:
@@ -150,7 +213,9 @@ def _enumerated(i: Index, size: int) -> bool:
     if total > _ENUMERATE or total == 0:
         return False
     env = {
-        v: torch.arange(v.extent).reshape([-1 if j == k else 1 for j in range(len(variables))])
+        v: torch.arange(int(ix.evaluate(v.extent, {}))).reshape(
+            [-1 if j == k else 1 for j in range(len(variables))]
+        )
         for k, v in enumerate(variables)
     }
     try:
@@ -181,7 +246,7 @@ def _memory(buffers: Mapping[str, Buffer], name: str) -> int | None:
     return None if extent is None else extent * b.dtype.itemsize
 
 
-# --- programs ---------------------------------------------------------------------------------------------------
+# --- programs -----------------------------------------------------------------------------------------------
 
 
 def verify_program(p: LoopProgram, stage: str = "lower") -> None:
@@ -199,23 +264,23 @@ class _Program:
         self._available: set[str] = set()
 
     def _fail(self, message: str) -> NoReturn:
-        lines = to_text(self._p).splitlines()
-        body = [line for line in lines[1:-1]][-len(self._p.ops) or len(lines) :]
+        ops = self._p.ops
         if self._at is None:
-            near = lines[:1] + lines[-1:]
+            near = [f"program {self._p.name} with {len(ops)} operations"]
         else:
-            near = [("> " if k == self._at else "  ") + body[k] for k in _near(self._at, len(body))]
+            near = [("> " if k == self._at else "  ") + _op_text(ops[k]) for k in _near(self._at, len(ops))]
         source = None if self._at is None else self._p.ops[self._at].origin.source
-        raise VerifyError(f"{self._p.name}: {message}", stage=self._stage, node="\n".join(near), source_line=source)
+        raise VerifyError(
+            f"{self._p.name}: {message}", stage=self._stage, node="\n".join(near), source_line=source
+        )
 
     def check(self) -> None:
         self._buffers()
         for k, op in enumerate(self._p.ops):
             self._at = k
-            for name in op_reads(op):
-                self._readable(name)
             if isinstance(op, Extern):
                 for v in views_in((op.args, op.kwargs)):
+                    self._readable(v.buffer)
                     self._view(v)
             else:
                 self._loop_op(op)
@@ -294,8 +359,6 @@ class _Program:
         if unbound:
             self._fail(f"{op.out}: {sorted(v.name for v in unbound)} are not loop variables of it")
         self._result(op, out)
-        if op.out in op_reads(op) and out.kind != "input":
-            self._fail(f"{op.out} reads itself")
         self._body(op.body, any(v.extent == 0 for v in variables))
 
     def _result(self, op: Pointwise | Reduce, out: Buffer) -> None:
@@ -317,37 +380,53 @@ class _Program:
 
     def _body(self, body: Expr, empty: bool) -> None:
         guarded = False
+        loads: list[Expr] = []
         for e in walk(body):
-            guarded = guarded or e.op == "masked"
+            if e.op == "load":
+                self._load(e)
+                loads.append(e)
+            elif e.op == "masked":
+                guarded = True
             if e in self._sound:
                 continue
             fault = _node_fault(e)
             if fault is None and e.op == "local":
                 fault = f"a loop program has no locals: {e!r}"
-            if fault is None and e.op == "load":
-                b = self._known(e.buffer)
-                if b.dtype is not e.dtype:
-                    fault = f"{e!r} as {dtype_name(e.dtype)} reads {b!r}"
-                elif len(e.indices) != len(b.sizes):
-                    fault = f"{e!r} has {len(e.indices)} indices for {b!r}"
             if fault is not None:
                 self._fail(fault)
             self._sound.add(e)
         if empty:
             return
-        for e in _unguarded(body) if guarded else walk(body):
-            if e.op == "load":
-                for i, n in zip(e.indices, self._p.buffers[e.buffer].sizes, strict=True):
-                    if i.kind != "var" or i.extent != n:
-                        if _leaves(i, n):
-                            self._fail(f"index {i!r} in [{i.lo}, {i.hi}] leaves a dimension of size {n}: {e!r}")
+        for e in (n for n in _unguarded(body) if n.op == "load") if guarded else loads:
+            for i, n in zip(e.indices, self._p.buffers[e.buffer].sizes, strict=True):
+                if not (i.kind == "var" and i.extent == n) and _leaves(i, n):
+                    self._fail(f"index {i!r} in [{i.lo}, {i.hi}] leaves a dimension of size {n}: {e!r}")
+
+    def _load(self, e: Expr) -> None:
+        b = self._known(e.buffer)
+        if b.dtype is not e.dtype:
+            self._fail(f"{e!r} as {dtype_name(e.dtype)} reads {b!r}")
+        if len(e.indices) != len(b.sizes):
+            self._fail(f"{e!r} has {len(e.indices)} indices for {b!r}")
+        self._readable(e.buffer)
+
+
+def _op_text(op: Op) -> str:
+    """One operation on a line; unlike the program's dump it needs no buffer to exist."""
+    if isinstance(op, Extern):
+        return f"{', '.join(map(str, op.outs))} = {op.target}({', '.join(op_reads(op))})"
+    at = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
+    if not isinstance(op, Reduce):
+        return f"{op.out}[{at}] = {op.body!r}"
+    over = ", ".join(f"{v.name}<{v.extent}" for v in op.reduce_vars)
+    return f"{op.out}[{at}] = {op.kind}({over}: {op.body!r})"
 
 
 def _near(at: int, count: int) -> range:
     return range(max(at - 2, 0), min(at + 3, count))
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------
+# --- kernels ------------------------------------------------------------------------------------------------
 
 
 def verify_kernel(k: Kernel, stage: str = "loops") -> None:
@@ -432,7 +511,9 @@ class _Kernel:
         below = start.lo is not None and start.hi is not None and start.hi < 0
         above = stop.lo is not None and limit.hi is not None and stop.lo > limit.hi
         if below or above:
-            self._fail(f"the loop over {s.var.name} runs over {start!r}..{stop!r}; the variable has {limit!r} values")
+            self._fail(
+                f"the loop over {s.var.name} runs over {start!r}..{stop!r}; the variable has {limit!r} values"
+            )
         if s.kind == "vector":
             inner = list(statements(s.body))
             summed = {t.name for t in inner if isinstance(t, Accumulate)} - {
@@ -442,7 +523,9 @@ class _Kernel:
             for e in values if summed else ():
                 for n in walk(e):
                     if n.op == "local" and n.attr in summed:
-                        self._fail(f"{n.attr} is read inside the vector loop over {s.var.name} that accumulates it")
+                        self._fail(
+                            f"{n.attr} is read inside the vector loop over {s.var.name} that accumulates it"
+                        )
         self._body(s.body, _Scope(scope, s))
 
     def _accumulate(self, s: Accumulate, scope: _Scope) -> None:
@@ -452,11 +535,15 @@ class _Kernel:
         init, depth = got
         self._value(s.value, scope)
         if s.value.dtype is not init.dtype:
-            self._fail(f"{s.name} is {dtype_name(init.dtype)}; accumulated {dtype_name(s.value.dtype)}: {s.value!r}")
+            self._fail(
+                f"{s.name} is {dtype_name(init.dtype)}; accumulated {dtype_name(s.value.dtype)}: {s.value!r}"
+            )
         if init.dtype in _LOW:
             self._fail(f"{s.name} accumulates in {dtype_name(init.dtype)}")
         if (s.position is not None) is not (init.kind in _ARG_KINDS):
-            self._fail(f"{s.name} is {init.kind}, which {'needs' if s.position is None else 'has no'} position")
+            self._fail(
+                f"{s.name} is {init.kind}, which {'needs' if s.position is None else 'has no'} position"
+            )
         if s.position is not None:
             self._bound(s.position, scope)
         racing = [lp.var.name for lp in scope.loops[depth:] if lp.kind == "parallel"]
@@ -475,12 +562,14 @@ class _Kernel:
                 self._fail(f"{s.buffer} has the role in and is stored to")
             self._stored.add(s.buffer)
         if s.value.dtype is not target.dtype:
-            self._fail(f"{s.buffer} is {dtype_name(target.dtype)}; stored {dtype_name(s.value.dtype)}: {s.value!r}")
+            self._fail(
+                f"{s.buffer} is {dtype_name(target.dtype)}; stored {dtype_name(s.value.dtype)}: {s.value!r}"
+            )
         if scratch is not None and self._within(scope) and _leaves(s.index, scratch.size):
             self._fail(f"{s.index!r} leaves scratch {s.buffer}[{scratch.size}]")
 
     def _within(self, scope: _Scope) -> bool:
-        """Whether every loop around runs over its variable's whole range, so that index ranges are attained."""
+        """Whether every loop around runs over its variable's whole range: index ranges are attained."""
         return all(
             isinstance(lp.start, int) and lp.start == 0 and lp.stop == lp.var.extent and lp.var.extent != 0
             for lp in scope.loops
@@ -503,7 +592,9 @@ class _Kernel:
             for i in _own_indices(e):
                 unbound = i.free_vars - scope.vars
                 if unbound:
-                    self._fail(f"{sorted(v.name for v in unbound)} in {e!r} are not bound by a loop around it")
+                    self._fail(
+                        f"{sorted(v.name for v in unbound)} in {e!r} are not bound by a loop around it"
+                    )
                 if not self._k.checks and any(a.args[2] for a in ix.indirect_atoms(i)):
                     self._fail(f"{i!r} has to be tested, and the kernel says that it has no checks")
             if e.op == "local":
@@ -531,7 +622,7 @@ class _Kernel:
             self._fail(f"{e.buffer} has the role out and is read; it should be inout")
 
 
-# --- schedules --------------------------------------------------------------------------------------------------
+# --- schedules ----------------------------------------------------------------------------------------------
 
 
 def verify_schedule(s: Schedule, stage: str = "schedule") -> None:
@@ -551,7 +642,9 @@ class _Schedule:
 
     def _fail(self, message: str, at: int | None = None) -> NoReturn:
         steps = [_step_text(step) for step in self._s.steps]
-        near = [("> " if k == at else "  ") + steps[k] for k in _near(at, len(steps))] if at is not None else []
+        near = (
+            [("> " if k == at else "  ") + steps[k] for k in _near(at, len(steps))] if at is not None else []
+        )
         raise VerifyError(
             f"schedule of {self._s.program.name}: {message}", stage=self._stage, node="\n".join(near) or None
         )
@@ -577,7 +670,7 @@ class _Schedule:
                     self._bounds(step, limits, at)
             self._order(at, reads, writes)
         for name in self._outputs:
-            if not self._is_available(name):
+            if not self._is_available(name) and _extent(self._buffers[name]) != 0:
                 self._fail(f"the output {name} is never written")
         self._reuse()
         self._arena()
@@ -625,7 +718,7 @@ class _Schedule:
 
         visit(step.kernel.body, {})
 
-    # --- order and lifetimes ------------------------------------------------------------------------------------
+    # --- order and lifetimes --------------------------------------------------------------------------------
 
     def _storage(self, name: str) -> str:
         """The buffer whose memory this one is an alias of, by the program or by its placement."""
@@ -707,7 +800,9 @@ class _Schedule:
             first = self._writes[name][0]
             for other in (old, *views.get(old, ())):
                 if other != name and self._last_use(other) > first:
-                    self._fail(f"{name} takes over the memory of {old}, which is used later as {other}", first)
+                    self._fail(
+                        f"{name} takes over the memory of {old}, which is used later as {other}", first
+                    )
 
     def _arena(self) -> None:
         spans: dict[str, tuple[int, int]] = {}
@@ -758,12 +853,16 @@ class _Schedule:
 
 
 def _touches(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The buffers a step reads and those it writes."""
+    """The buffers a step reads that somebody else has to write first, and those it writes.
+
+    What a kernel reads of its own ``inout`` parameter it has stored itself, in an earlier pass over the
+    same row.
+    """
     if isinstance(step, Extern):
         return op_reads(step), op_outputs(step)
     pairs = list(zip(step.kernel.params, step.args, strict=False))
     return (
-        tuple(n for p, n in pairs if p.role != "out"),
+        tuple(n for p, n in pairs if p.role == "in"),
         tuple(n for p, n in pairs if p.role != "in"),
     )
 

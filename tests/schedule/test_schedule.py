@@ -1,0 +1,86 @@
+"""The schedule computes what the loop program computes: judged by the kernel interpreter, arena included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from judge import assert_as_accurate
+from schedule.programs import cases
+
+from hotloop import compat
+from hotloop.config import Config
+from hotloop.dumps import Log
+from hotloop.graph import passes
+from hotloop.graph.decompositions import decompositions
+from hotloop.ir.interpret_kernel import run_schedule
+from hotloop.ir.kernel import KernelCall, Schedule
+from hotloop.ir.loops import LoopProgram
+from hotloop.ir.verify import verify_program, verify_schedule
+from hotloop.lower.lower import lower
+from hotloop.schedule.schedule import schedule
+
+NAMES = list(cases())
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    return [t for v in value for t in flat(v)] if isinstance(value, (tuple, list)) else [value]
+
+
+def captured(fn: Callable[..., Any], *inputs: torch.Tensor) -> LoopProgram:
+    """The loop program of the graph that Dynamo and AOTAutograd give for ``fn``."""
+    programs: list[LoopProgram] = []
+
+    def record(gm: torch.fx.GraphModule, _: Any, kind: str) -> Callable[..., Any]:
+        with Log(Config(), graph_id=0, kind="inference") as log:
+            programs.append(lower(passes.run(gm, Config(), log), Config(), log))
+        return lambda args: gm(*args)
+
+    torch.compiler.reset()
+    backend = compat.aot_backend(record, decompositions())
+    with torch.no_grad():
+        torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(*inputs)
+    assert len(programs) == 1
+    verify_program(programs[0])
+    return programs[0]
+
+
+def plan(name: str, threads: int = 2, **options: Any) -> tuple[Schedule, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    fn, inputs = cases()[name]
+    program = captured(fn, *inputs)
+    config = Config().replace(options)
+    with Log(config, graph_id=0, kind="inference") as log:
+        made = schedule(program, config, log, threads)
+    return made, inputs, flat(fn(*inputs))
+
+
+def to64(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("options", [{}, {"unfused": True}, {"precision": "eager"}], ids=["fused", "unfused", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_schedule_computes_the_same(name: str, options: dict[str, Any]) -> None:
+    made, inputs, expected = plan(name, **options)
+    verify_schedule(made)
+    got = run_schedule(made, list(inputs), arena=True)
+    fn = cases()[name][0]
+    reference = flat(fn(*map(to64, inputs)))
+    assert len(got) == len(expected)
+    for a, e, r in zip(got, expected, reference, strict=True):
+        assert isinstance(a, torch.Tensor)
+        assert a.stride() == e.stride() or a.numel() <= 1
+        assert_as_accurate(a, e, r)
+
+
+@pytest.mark.parametrize("name", ["chain", "softmax", "layer_norm_gelu", "rope", "masked_softmax", "residual", "geglu"])
+def test_one_kernel(name: str) -> None:
+    made, _, _ = plan(name)
+    assert sum(isinstance(s, KernelCall) for s in made.steps) == 1, str(made)
+
+
+def test_kernels_of_matmuls() -> None:
+    made, _, _ = plan("matmul_chain")
+    assert [isinstance(s, KernelCall) for s in made.steps] == [False, True, False, True, False]
