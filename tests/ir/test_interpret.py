@@ -1,8 +1,8 @@
 """The interpreters against eager: small programs, kernels and schedules built by hand.
 
-What comes in: programs whose meaning one line of torch says. What goes out: nothing. What holds: the interpreter of
-loop programs, and that of kernels in both its ways of running, give what that line gives, and what must not be done
-(a race, an index out of range, two live buffers in one place) is noticed.
+What comes in: programs whose meaning one line of torch says. What goes out: nothing. What holds: the
+interpreter of loop programs, and that of kernels in both its ways of running, give what that line gives,
+and what must not be done (a race, an index out of range, two live buffers in one place) is noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, Reduce,
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
 
 
-def buffer(name: str, sizes: Sequence[int], dtype: torch.dtype = F32, kind: str = "temp", **more: Any) -> Buffer:
+def buffer(
+    name: str, sizes: Sequence[int], dtype: torch.dtype = F32, kind: str = "temp", **more: Any
+) -> Buffer:
     strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
     return Buffer(name, dtype, tuple(sizes), tuple(more.pop("strides", strides)), kind, **more)
 
@@ -54,7 +56,9 @@ def whole(b: Buffer) -> ViewRef:
 def program(buffers: Sequence[Buffer], ops: Sequence[Op], outs: Sequence[Any]) -> LoopProgram:
     named = {b.name: b for b in buffers}
     inputs = tuple(b.name for b in buffers if b.kind == "input")
-    return LoopProgram("p", named, tuple(ops), inputs, tuple(whole(o) if isinstance(o, Buffer) else o for o in outs))
+    return LoopProgram(
+        "p", named, tuple(ops), inputs, tuple(whole(o) if isinstance(o, Buffer) else o for o in outs)
+    )
 
 
 def variables(prefix: str, *extents: int) -> tuple[Index, ...]:
@@ -76,7 +80,7 @@ def reduction(kind: str, x: Buffer, keep: int, out_dtype: torch.dtype) -> LoopPr
     return program([x, out], [op], [out])
 
 
-# --- programs ---------------------------------------------------------------------------------------------------
+# --- programs -----------------------------------------------------------------------------------------------
 
 
 def test_pointwise_reads_transposed_strides() -> None:
@@ -136,12 +140,17 @@ def test_sum_runs_in_the_dtype_of_the_body_and_is_cast_when_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "want"), [("sum", F32, 0.0), ("prod", F32, 1.0), ("any", BOOL, False), ("all", BOOL, True)]
+    ("kind", "dtype", "want"),
+    [("sum", F32, 0.0), ("prod", F32, 1.0), ("any", BOOL, False), ("all", BOOL, True)],
 )
 def test_empty_ranges(kind: str, dtype: torch.dtype, want: float) -> None:
-    got = run_program(reduction(kind, buffer("x", (2, 0), dtype, "input"), 1, dtype), [torch.zeros(2, 0, dtype=dtype)])
+    got = run_program(
+        reduction(kind, buffer("x", (2, 0), dtype, "input"), 1, dtype), [torch.zeros(2, 0, dtype=dtype)]
+    )
     assert_close(got[0], torch.full((2,), want, dtype=dtype))
-    got = run_program(reduction(kind, buffer("x", (0, 3), dtype, "input"), 1, dtype), [torch.zeros(0, 3, dtype=dtype)])
+    got = run_program(
+        reduction(kind, buffer("x", (0, 3), dtype, "input"), 1, dtype), [torch.zeros(0, 3, dtype=dtype)]
+    )
     assert got[0].shape == (0,)  # type: ignore[union-attr]
 
 
@@ -269,10 +278,10 @@ def test_random_has_no_reference_yet() -> None:
         run_program(p, [])
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------
+# --- kernels ------------------------------------------------------------------------------------------------
 
 X, OUT = Param("x", F32, "in"), Param("out", F32, "out")
-I, J, K, N = ix.var("i", 5), ix.var("j", 7), ix.var("k", 7), ix.var("n", 35)
+I, J, K, N = ix.var("i", 5), ix.var("j", 7), ix.var("k", 7), ix.var("n", 35)  # noqa: E741 - i, as in the dumps
 
 
 def x_at(i: ix.IndexLike) -> Expr:
@@ -328,7 +337,9 @@ def test_row_kernel_in_place(scalar: bool) -> None:
 @both
 def test_serial_loop_that_reads_its_own_accumulator(scalar: bool) -> None:
     x, out = torch.randn(35), torch.zeros(35)
-    scan = kernel(Init("a", "sum", F32), loop(N, "serial", Accumulate("a", x_at(N)), Store("out", N, local("a"))))
+    scan = kernel(
+        Init("a", "sum", F32), loop(N, "serial", Accumulate("a", x_at(N)), Store("out", N, local("a")))
+    )
     run_kernel(scan, {"x": x, "out": out}, scalar=scalar)
     assert_close(out, x.cumsum(0))
 
@@ -391,8 +402,11 @@ def test_a_race_in_place_is_noticed(kind: str) -> None:
 
 
 def test_two_iterations_that_store_to_one_element_are_noticed() -> None:
-    with pytest.raises(RaceError, match="written, and .* written"):
-        run_kernel(kernel(loop(N, "parallel", Store("out", N // 2, x_at(N)))), {"x": torch.zeros(35), "out": torch.zeros(35)})
+    with pytest.raises(RaceError, match=r"written, and .* written"):
+        run_kernel(
+            kernel(loop(N, "parallel", Store("out", N // 2, x_at(N)))),
+            {"x": torch.zeros(35), "out": torch.zeros(35)},
+        )
 
 
 @both
@@ -407,12 +421,17 @@ def test_positions_outside_a_parameter_or_scratch_are_noticed(scalar: bool) -> N
             run_kernel(bad, tensors, scalar=scalar)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------
+# --- schedules ----------------------------------------------------------------------------------------------
 
 
 def chain(placements: dict[str, Placement], arena_bytes: int, first: Expr, third: Expr) -> Schedule:
     """``a = -x``, ``b = first(a)``, ``out = third(b, a)`` over 35 elements."""
-    inputs = [buffer("x", (35,), kind="input"), buffer("a", (35,)), buffer("b", (35,)), buffer("out", (35,), kind="output")]
+    inputs = [
+        buffer("x", (35,), kind="input"),
+        buffer("a", (35,)),
+        buffer("b", (35,)),
+        buffer("out", (35,), kind="output"),
+    ]
     p = program(inputs, [], [inputs[-1]])
     neg = kernel(loop(N, "vector", Store("out", N, ex.call("neg", x_at(N)))))
     one = kernel(loop(N, "vector", Store("out", N, first)))

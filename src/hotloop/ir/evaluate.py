@@ -1,9 +1,9 @@
 """What an expression tree means, in plain torch: one function an operation, and an evaluator over tensors.
 
-What comes in: a tree, a binding of its loop variables to integer tensors that broadcast against each other, and a
-reader of memory. What goes out: a tensor of the tree's dtype. What holds in between: every node is evaluated once,
-on whole tensors; inside ``masked`` a *guard* says where the value counts, and where it does not, no index is looked
-at and no fault is raised.
+What comes in: a tree, a binding of its loop variables to integer tensors that broadcast against each other,
+and a reader of memory. What goes out: a tensor of the tree's dtype. What holds in between: every node is
+evaluated once, on whole tensors; inside ``masked`` a *guard* says where the value counts, and where it does
+not, no index is looked at and no fault is raised.
 
 The next file is ``interpret.py``, which runs programs, kernels and schedules with this.
 """
@@ -11,7 +11,7 @@ The next file is ``interpret.py``, which runs programs, kernels and schedules wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Union
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ from .index import Index, IndexLike
 __all__ = ["FUNCTIONS", "Bound", "Evaluator", "apply", "gather"]
 
 #: What a loop variable or a size symbol stands for.
-Bound = Union[int, Tensor]
+Bound = int | Tensor
 #: Reads a load's element: (the load, one index tensor a dimension, the guard) -> values.
-Reader = Callable[[Expr, Sequence[Tensor], Union[Tensor, None]], Tensor]
+Reader = Callable[[Expr, Sequence[Tensor], Tensor | None], Tensor]
 
 
 def _square(x: Tensor) -> Tensor:
@@ -35,15 +35,14 @@ def _square(x: Tensor) -> Tensor:
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """``a * b + c`` rounded once for float32; float64 (no wider type here) is rounded after each step.
 
-    The product of two float32 is exact in float64. The sum is then rounded *to odd* (Boldo and Melquiond, "Emulation
-    of FMA and correctly rounded sums", 2008): its last bit records whether it was exact, so that the second rounding,
-    to float32, cannot go wrong.
+    The product of two float32 is exact in float64. The sum is then rounded *to odd* (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums", 2008): its last bit records whether it was exact, so that
+    the second rounding, to float32, cannot go wrong.
     """
     if a.dtype is not torch.float32:
         return a * b + c
     p, d = a.double() * b.double(), c.double()
-    p, d = torch.broadcast_tensors(p, d)
-    s = p + d
+    s = p + d  # broadcasts: every operation below is elementwise
     back = s - p
     error = (p - (s - back)) + (d - back)
     bits = s.view(torch.int64)
@@ -52,12 +51,8 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.where(adjust, bits + away, bits).view(torch.float64).float()
 
 
-def _integer_division(quotient: bool, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _integer_division(plain: Callable[[Tensor, Tensor], Tensor], quotient: bool) -> Callable[..., Tensor]:
     """Division or remainder that keeps ``MIN / -1`` from the processor, where it traps: integers wrap."""
-    if quotient:
-        plain: Callable[[Tensor, Tensor], Tensor] = lambda a, b: torch.div(a, b, rounding_mode=mode)  # noqa: E731
-    else:
-        plain = torch.remainder if mode == "floor" else torch.fmod
 
     def divide(a: Tensor, b: Tensor) -> Tensor:
         if a.dtype.is_floating_point or not a.dtype.is_signed:
@@ -69,23 +64,31 @@ def _integer_division(quotient: bool, mode: str) -> Callable[[Tensor, Tensor], T
     return divide
 
 
+# fmt: off
 _SAME_NAME = (
-    "neg abs floor ceil trunc round sign signbit isnan isinf isfinite logical_not bitwise_not sqrt rsqrt reciprocal "
-    "exp exp2 log log2 log10 sigmoid expm1 log1p sin cos tanh erf tan asin acos atan sinh cosh asinh acosh atanh erfc "
-    "erfinv lgamma digamma i0 add sub mul maximum minimum fmax fmin pow atan2 hypot copysign nextafter "
-    "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor eq ne lt le gt ge"
-).split()
+    "neg", "abs", "floor", "ceil", "trunc", "round", "sign", "signbit", "isnan", "isinf", "isfinite",
+    "logical_not", "bitwise_not", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log10",
+    "sigmoid", "expm1", "log1p", "sin", "cos", "tanh", "erf", "tan", "asin", "acos", "atan", "sinh", "cosh",
+    "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "digamma", "i0", "add", "sub", "mul", "maximum",
+    "minimum", "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "nextafter", "bitwise_and",
+    "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt",
+    "ge",
+)
+# fmt: on
 
 #: The torch function of every operation in ``expr.OPS``.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME},
-    **{name: getattr(torch.special, name) for name in "i0e i1 i1e ndtri erfcx bessel_j0 bessel_j1".split()},
+    **{
+        name: getattr(torch.special, name)
+        for name in ["i0e", "i1", "i1e", "ndtri", "erfcx", "bessel_j0", "bessel_j1"]
+    },
     "square": _square,
     "div": torch.true_divide,
-    "floordiv": _integer_division(True, "floor"),
-    "truncdiv": _integer_division(True, "trunc"),
-    "remainder": _integer_division(False, "floor"),
-    "fmod": _integer_division(False, "trunc"),
+    "floordiv": _integer_division(partial(torch.div, rounding_mode="floor"), quotient=True),
+    "truncdiv": _integer_division(partial(torch.div, rounding_mode="trunc"), quotient=True),
+    "remainder": _integer_division(torch.remainder, quotient=False),
+    "fmod": _integer_division(torch.fmod, quotient=False),
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
     "fma": _fma,
@@ -131,7 +134,7 @@ def _order(e: Expr, done: Mapping[Expr, Tensor]) -> Iterator[Expr]:
 
 
 class Evaluator:
-    """Evaluates trees with one binding of variables. Values are kept, so that shared parts are computed once."""
+    """Evaluates trees with one binding of variables; what trees share is computed once."""
 
     def __init__(
         self,
@@ -188,7 +191,9 @@ class Evaluator:
             bad = bad & self._guard
         if bool(bad.any()):
             first = torch.broadcast_to(got, bad.shape)[bad][0]
-            raise IndexError(f"index out of range: {int(first)} is not in [0, {int(limit.max())}), read by {payload!r}")
+            raise IndexError(
+                f"index out of range: {int(first)} is not in [0, {int(limit.max())}), read by {payload!r}"
+            )
         return got if self._guard is None else torch.where(self._guard, got, 0)
 
 
@@ -198,12 +203,11 @@ def gather(memory: Tensor, position: Tensor, guard: Tensor | None, what: object)
     Raises ``IndexError`` for a position outside where it does: a fault of the program, not of the data.
     """
     if guard is not None:
-        position, guard = torch.broadcast_tensors(position, guard)
         position = torch.where(guard, position, 0)
     n = memory.numel()
     if position.numel():
         lo, hi = (int(b) for b in torch.aminmax(position))
-        inside = 0 <= lo and hi < n
+        inside = lo >= 0 and hi < n
         if not inside and n == 0 and guard is not None and not bool(guard.any()):
             return torch.zeros(position.shape, dtype=memory.dtype)
         if not inside:

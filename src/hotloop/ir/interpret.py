@@ -1,8 +1,8 @@
 """The meaning of a loop program in plain torch: the reference every later stage is compared with.
 
-What comes in: a ``LoopProgram`` and its inputs. What goes out: the tensors it returns. What holds in between: each
-operation is evaluated on whole tensors, in the dtype the program says, one after another; memory that nobody has
-written holds NaN (or a conspicuous integer), so that a read of it shows.
+What comes in: a ``LoopProgram`` and its inputs. What goes out: the tensors it returns. What holds in
+between: each operation is evaluated on whole tensors, in the dtype the program says, one after another;
+memory that nobody has written holds NaN (or a conspicuous integer), so that a read of it shows.
 
 The next file is ``interpret_kernel.py``, which runs what the scheduler makes of a program.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ __all__ = [
     "run_program",
 ]
 
-Number = Union[bool, int, float]
+Number = bool | int | float
 
 #: Points evaluated at once; a larger operation is cut along an output dimension.
 CHUNK = 1 << 25
@@ -41,9 +41,9 @@ _POISON = 0x5A
 class Memory:
     """The buffers of one run: named tensors, several of which may share storage.
 
-    A buffer's memory starts at its tensor's first element, wherever that lies in the storage. The memory of an alias
-    is all the memory of the buffer it reinterprets: flat positions and view offsets count from there, in elements of
-    the alias's dtype.
+    A buffer's memory starts at its tensor's first element, wherever that lies in the storage. The memory of
+    an alias is all the memory of the buffer it reinterprets: flat positions and view offsets count from
+    there, in elements of the alias's dtype.
     """
 
     def __init__(self, symbols: Mapping[Index, int] | None = None) -> None:
@@ -119,7 +119,7 @@ def poison(t: Tensor) -> None:
     t.fill_(math.nan if t.dtype.is_floating_point else t.dtype is torch.bool or _POISON)
 
 
-# --- reductions -------------------------------------------------------------------------------------------------
+# --- reductions ---------------------------------------------------------------------------------------------
 
 
 def neutral(kind: str, dtype: torch.dtype) -> Tensor:
@@ -137,7 +137,7 @@ def neutral(kind: str, dtype: torch.dtype) -> Tensor:
 
 
 def reduce_last(kind: str, value: Tensor) -> Tensor:
-    """Reduce the last dimension in the value's own dtype; ``argmax`` and ``argmin`` give the first position."""
+    """Reduce the last dimension in the value's own dtype; arg kinds give the first position."""
     if kind in ("argmax", "argmin"):
         return first_extreme(kind, value, torch.arange(value.shape[-1]))[1]
     if value.shape[-1] == 0:
@@ -173,14 +173,15 @@ def combine(kind: str, a: Tensor, b: Tensor) -> Tensor:
     return functions[kind](a, b)
 
 
-# --- programs ---------------------------------------------------------------------------------------------------
+# --- programs -----------------------------------------------------------------------------------------------
 
 
 def run_program(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> list[Tensor | Number | None]:
     """Run every operation in order and give the graph's outputs.
 
     Inputs that the program mutates are written in place. Outputs are views of buffers, not copies. Raises
-    ``IndexError`` for an index read from memory that is out of range, and ``ValueError`` for inputs that do not fit.
+    ``IndexError`` for an index read from memory that is out of range, and ``ValueError`` for inputs that do
+    not fit.
     """
     memory = prepare(p, inputs)
     for op in p.ops:
@@ -195,7 +196,11 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
     """A memory with the inputs and constants bound, and the symbols that the inputs' sizes tell."""
     if len(inputs) != len(p.inputs):
         raise ValueError(f"{p.name} takes {len(p.inputs)} inputs, not {len(inputs)}")
-    given = {name: t for name, t in zip(p.inputs, inputs, strict=True) if name is not None and isinstance(t, Tensor)}
+    given = {
+        name: t
+        for name, t in zip(p.inputs, inputs, strict=True)
+        if name is not None and isinstance(t, Tensor)
+    }
     symbols: dict[Index, int] = {}
     for name, t in given.items():
         b = p.buffers[name]
@@ -203,9 +208,7 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
             if isinstance(size, Index) and size.kind == "sym":
                 symbols.setdefault(size, int(actual))
     memory = Memory(symbols)
-    for name in p.inputs:
-        if name is None:
-            continue
+    for name in (n for n in p.inputs if n is not None):
         if name not in given:
             raise ValueError(f"input {name} of {p.name} is a tensor")
         check_fits(p.buffers[name], given[name], memory)
@@ -219,7 +222,9 @@ def check_fits(b: Buffer, t: Tensor, memory: Memory) -> None:
     """Whether a tensor can stand for a buffer: the same dtype, sizes and, where they matter, strides."""
     sizes, strides = memory.sizes(b.sizes), memory.sizes(b.strides)
     shaped = t.dtype is b.dtype and tuple(t.shape) == sizes
-    if not shaped or any(n > 1 and s != got for n, s, got in zip(sizes, strides, t.stride(), strict=True) if t.numel()):
+    if not shaped or any(
+        n > 1 and s != got for n, s, got in zip(sizes, strides, t.stride(), strict=True) if t.numel()
+    ):
         raise ValueError(f"{t.dtype} {list(t.shape)} strides {list(t.stride())} given for {b!r}")
 
 
@@ -260,13 +265,13 @@ def run_extern(op: Extern, memory: Memory, buffers: Mapping[str, Buffer]) -> Non
     results = list(got) if isinstance(got, (tuple, list)) else [got]
     if len(results) < len(op.outs):
         raise ValueError(f"{op.target} gave {len(results)} results for {len(op.outs)} buffers")
-    for name, t in zip(op.outs, results, strict=False):
-        if name is None:
+    for out_name, t in zip(op.outs, results, strict=False):
+        if out_name is None:
             continue
-        ensure(name, memory, buffers)
-        out = memory[name]
+        ensure(out_name, memory, buffers)
+        out = memory[out_name]
         if t.shape != out.shape or t.dtype is not out.dtype:
-            raise ValueError(f"{op.target} gave {t.dtype} {list(t.shape)} for {buffers[name]!r}")
+            raise ValueError(f"{op.target} gave {t.dtype} {list(t.shape)} for {buffers[out_name]!r}")
         out.copy_(t)
 
 

@@ -1,13 +1,15 @@
 """The meaning of kernels and schedules in plain torch.
 
-What comes in: a kernel with its parameters' memory, or a schedule with the graph's inputs. What goes out: memory
-written, or the graph's outputs. What holds in between:
+What comes in: a kernel with its parameters' memory, or a schedule with the graph's inputs. What goes out:
+memory written, or the graph's outputs. What holds in between:
 
-* Each loop around a statement is a dimension of every tensor evaluated there, numbered by depth, and a statement
-  runs for all its iterations at once. This equals running them in order, since parallel and vector iterations are
-  independent; a serial loop that carries a value from one iteration to the next is run one iteration at a time.
-* That parallel and vector iterations *are* independent is checked: a race raises ``RaceError``. In-place reuse and
-  overlapping places in an arena are seen by this too, because the check looks at addresses, not at names.
+* Each loop around a statement is a dimension of every tensor evaluated there, numbered by depth, and a
+  statement runs for all its iterations at once. This equals running them in order, since parallel and
+  vector iterations are independent; a serial loop that carries a value from one iteration to the next is
+  run one iteration at a time.
+* That parallel and vector iterations *are* independent is checked: a race raises ``RaceError``. In-place
+  reuse and overlapping places in an arena are seen by this too, because the check looks at addresses, not
+  at names.
 
 The next file is ``verify.py``, which finds what is wrong without running anything.
 """
@@ -37,7 +39,19 @@ from .interpret import (
     reduce_last,
     run_extern,
 )
-from .kernel import Accumulate, Init, Kernel, KernelCall, Let, Loop, Schedule, Scratch, Stmt, Store, statements
+from .kernel import (
+    Accumulate,
+    Init,
+    Kernel,
+    KernelCall,
+    Let,
+    Loop,
+    Schedule,
+    Scratch,
+    Stmt,
+    Store,
+    statements,
+)
 
 __all__ = ["RaceError", "run_kernel", "run_schedule"]
 
@@ -81,7 +95,7 @@ def run_kernel(k: Kernel, buffers: Mapping[str, Tensor], scalar: bool = False) -
     """Run a kernel on its parameters' memory: one flat 1-D tensor a parameter, written in place.
 
     ``scalar`` runs every loop one iteration at a time, in order: slow, and the plainest meaning of a kernel.
-    Raises ``IndexError`` for a position outside a parameter and ``RaceError`` for dependent parallel iterations.
+    Raises ``IndexError`` for a position outside a parameter, ``RaceError`` for dependent parallel iterations.
     """
     for p in k.params:
         t = buffers[p.name]
@@ -111,7 +125,7 @@ class _KernelRun:
         self._watched = {self._group[name] for name in written}
         self._accesses: dict[int, list[_Access]] = {g: [] for g in self._watched}
 
-    # --- statements ---------------------------------------------------------------------------------------------
+    # --- statements -----------------------------------------------------------------------------------------
 
     def body(self, body: Sequence[Stmt]) -> None:
         for s in body:
@@ -171,7 +185,7 @@ class _KernelRun:
         return max(1, min(count, CHUNK * max(count, 1) // max(outer * count * _points(s.body), 1)))
 
     def _carries(self, s: Loop) -> bool:
-        """Whether an iteration of a serial loop may see what an earlier one did, other than by accumulating."""
+        """Whether an iteration of a serial loop may see what an earlier one did, other than by summing."""
         if s.kind != "serial":
             return False
         inner = list(statements(s.body))
@@ -243,9 +257,11 @@ class _KernelRun:
     def _merge(self, t: Tensor) -> Tensor:
         return t.reshape([*t.shape, *[1] * (self._rank - t.dim())])
 
-    # --- memory -------------------------------------------------------------------------------------------------
+    # --- memory ---------------------------------------------------------------------------------------------
 
-    def _address(self, buffer: str, index: Tensor, guard: Tensor | None, what: object) -> tuple[Tensor, Tensor]:
+    def _address(
+        self, buffer: str, index: Tensor, guard: Tensor | None, what: object
+    ) -> tuple[Tensor, Tensor]:
         """The memory of a parameter or scratch array, and the position in it for every iteration."""
         if buffer not in self._scratch:
             return self._buffers[buffer], index
@@ -276,12 +292,13 @@ class _KernelRun:
             raise TypeError(f"{s.buffer} is {memory.dtype}; stored {value.dtype}: {s.value!r}")
         gather(memory, position, guard, s)  # the same test of bounds as a load
         self._watch(s.buffer, position, guard, True, f"{s.buffer}[{s.index!r}]")
-        shape = torch.broadcast_shapes(position.shape, value.shape, () if guard is None else guard.shape)
         mask = torch.ones((), dtype=torch.bool) if guard is None else guard
-        position, value, mask = position.expand(shape), value.expand(shape), mask.expand(shape)
-        memory[position[mask]] = value[mask]
+        shapes = (position.shape, value.shape, mask.shape)
+        shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        mask = mask.expand(shape)
+        memory[position.expand(shape)[mask]] = value.expand(shape)[mask]
 
-    # --- races --------------------------------------------------------------------------------------------------
+    # --- races ----------------------------------------------------------------------------------------------
 
     def _watch(self, buffer: str, position: Tensor, guard: Tensor | None, write: bool, text: str) -> None:
         group = self._group.get(buffer)
@@ -298,7 +315,9 @@ class _KernelRun:
     def check_races(self) -> None:
         """Raise where iterations of a parallel or vector loop are not independent after all."""
         for group, accesses in self._accesses.items():
-            members = [self._buffers[n] for n, g in self._group.items() if g == group and self._buffers[n].numel()]
+            members = [
+                self._buffers[n] for n, g in self._group.items() if g == group and self._buffers[n].numel()
+            ]
             if not members:
                 continue
             base = min(t.data_ptr() for t in members)
@@ -368,7 +387,7 @@ def _extent(s: Loop) -> int:
     return 1 if span.hi is None else max(span.hi, 1)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------
+# --- schedules ----------------------------------------------------------------------------------------------
 
 
 def run_schedule(
@@ -376,8 +395,9 @@ def run_schedule(
 ) -> list[Tensor | Number | None]:
     """Run every step in order and give the graph's outputs.
 
-    Buffers placed as an alias share memory with what they alias. With ``arena``, arena buffers lie at their offsets in
-    one piece of memory, so that lifetimes that overlap show as wrong results; without, each has its own.
+    Buffers placed as an alias share memory with what they alias. With ``arena``, arena buffers lie at their
+    offsets in one piece of memory, so that lifetimes that overlap show as wrong results; without, each has
+    its own.
     """
     p = s.program
     memory = prepare(p, inputs)
@@ -425,6 +445,7 @@ def _place(name: str, s: Schedule, memory: Memory, arena: bool) -> None:
         return
     if offset % b.dtype.itemsize:
         raise ValueError(f"{name} is placed at byte {offset}, which {b.dtype} cannot address")
-    view = memory.view(base, memory.sizes(b.sizes), memory.sizes(b.strides), offset // b.dtype.itemsize, b.dtype)
+    view = memory.view(
+        base, memory.sizes(b.sizes), memory.sizes(b.strides), offset // b.dtype.itemsize, b.dtype
+    )
     memory.bind(name, view)
-
