@@ -517,10 +517,20 @@ def maximum(a: IndexLike, b: IndexLike) -> Index:
 
 def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:
     """``offset + sum(index * stride)``: the flat position of a multi-dimensional index."""
-    out = as_index(offset)
+    # One pass: the sum is normalised once, not once a dimension.
+    constant, parts = linear_terms(offset)
+    terms = dict(parts)
     for i, s in zip(indices, strides, strict=True):
-        out = add(out, mul(i, s))
-    return out
+        if isinstance(s, Index):
+            c, own = linear_terms(mul(i, s))
+            factor = 1
+        else:
+            c, own = linear_terms(i)
+            factor = s
+        constant += c * factor
+        for atom, k in own:
+            terms[atom] = terms.get(atom, 0) + k * factor
+    return _from_terms(constant, terms)
 
 
 def delinearize(flat: IndexLike, sizes: Sequence[IndexLike]) -> tuple[Index, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Union
 
 import torch
@@ -41,6 +42,11 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def loop_vars(prefix: str, sizes: Sequence[IndexLike]) -> Vars:
     """One variable a dimension: ``i0, i1, ...``."""
+    return _loop_vars(prefix, tuple(sizes))
+
+
+@lru_cache(maxsize=4096)
+def _loop_vars(prefix: str, sizes: tuple[IndexLike, ...]) -> Vars:
     return tuple(ix.var(f"{prefix}{k}", s) for k, s in enumerate(sizes))
 
 
@@ -118,6 +124,7 @@ class Builder:
         self.ops: list[Op] = []
         self.inputs: list[str | None] = []
         self._origin = Origin()
+        self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
 
     # --- where we are -------------------------------------------------------------------------------------------
