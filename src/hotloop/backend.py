@@ -7,6 +7,7 @@ This is the one module that sees every stage; each is ``stage(x, config, log) ->
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import warnings
@@ -149,6 +150,7 @@ def _build(plan: Schedule, name: str, config: Config, log: Log) -> Compiled:
     kernels = _distinct_kernels(plan)
     level = choose_simd(config.cpp.simd)
     functions: dict[str, Any] = {}
+    params = {k.name: len(k.params) for k in kernels}
     sources = print_kernels(kernels, level, units=config.compile_workers or 2) if kernels else []
     for source in sources:
         log.artifact("kernel_code", partial(str, source.text))
@@ -159,7 +161,9 @@ def _build(plan: Schedule, name: str, config: Config, log: Log) -> Compiled:
         libraries = builder.build([Source(s.name, s.text) for s in sources])
         for source, library in zip(sources, libraries, strict=True):
             for symbol in source.symbols:
-                functions[symbol] = library.function(symbol)
+                function = library.function(symbol, [ctypes.c_void_p] * params[symbol])
+                function.restype = ctypes.c_int64
+                functions[symbol] = function
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
     runtime = Runtime(functions, plan.program.constants, objects, pool, config.memory_pool)
     return load_program(host, f"<hotloop {name}>", runtime)

@@ -8,6 +8,7 @@ whose ``program.py`` executes the text and provides ``rt``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def print_host(schedule: Schedule, name: str) -> tuple[str, list[Any]]:
 
 
 def _tuple(values: tuple[Any, ...]) -> str:
-    return "(" + "".join(f"{v}, " for v in values).rstrip(" ") + ")" if len(values) != 1 else f"({values[0]},)"
+    return f"({values[0]},)" if len(values) == 1 else f"({', '.join(map(str, values))})"
 
 
 class _Host:
@@ -67,7 +68,16 @@ class _Host:
             dead = [*(self.s.frees[i] if i < len(self.s.frees) else ()), *last_use.get(i, ())]
             self.free(dead)
         self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
+        self.unname_single_pointers()
         return self.assemble()
+
+    def unname_single_pointers(self) -> None:
+        """An address that is used once needs no name."""
+        text = "\n".join(self.body)
+        for b, name in self.pointers.items():
+            if len(re.findall(rf"\b{name}\b", text)) == 1:
+                text = text.replace(f"({name} := {b}.data_ptr())", f"{b}.data_ptr()")
+        self.body = text.split("\n")
 
     # --- inputs and outputs -------------------------------------------------------------------------------------
 

@@ -553,7 +553,28 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_text(e: Expr) -> str:
-    """A tree on one line; for large bodies use ``rewrite.to_lines``."""
+    """A tree on one line. Nodes used more than once inside a large tree are named: ``let t0 = ... in ...``."""
+    names: dict[Expr, str] = {}
+    parts: list[str] = []
+    order = list(walk(e))
+    if len(order) > _PLAIN_NODES:  # written out in full, a shared tree takes exponential space
+        uses: dict[Expr, int] = {}
+        for n in order:
+            for c in n.args:
+                uses[c] = uses.get(c, 0) + 1
+        for n in order:
+            if uses.get(n, 0) > 1 and n.args:
+                parts.append(f"let t{len(names)} = {_node_text(n, names)} in ")
+                names[n] = f"t{len(names)}"
+    return "".join(parts) + _node_text(e, names)
+
+
+_PLAIN_NODES = 40
+
+
+def _node_text(e: Expr, names: Mapping[Expr, str]) -> str:
+    if e in names:
+        return names[e]
     if e.op == "load":
         return f"{e.buffer}[{', '.join(map(repr, e.indices))}]"
     if e.op == "const":
@@ -562,9 +583,9 @@ def to_text(e: Expr) -> str:
         return f"index({e.attr!r})"
     if e.op == "local":
         return str(e.attr)
+    inner = ", ".join(_node_text(a, names) for a in e.args)
     if e.op == "random":
-        return f"random_{e.attr[0]}({e.args[0]!r}, {e.attr[1]!r})"
-    inner = ", ".join(map(to_text, e.args))
+        return f"random_{e.attr[0]}({inner}, {e.attr[1]!r})"
     if e.op == "cast":
         return f"{'round' if e.attr else 'cast'}_{dtype_name(e.dtype)}({inner})"
     if e.op == "bitcast":
