@@ -314,6 +314,7 @@ def test_a_killed_writer_leaves_whole_files(tmp_path: Path) -> None:
     assert list((folder / "tmp").iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_eight_processes_on_one_cache(tmp_path: Path) -> None:
     children = []
     for index in range(8):

@@ -220,6 +220,7 @@ def test_many_threads_one_builder(tmp_path: Path) -> None:
     assert sorted(builder.ran)[:2] == ["answer_14", "answer_15"] and len(builder.ran) == 3
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_builder_after_fork(tmp_path: Path) -> None:
     builder = Counting(tmp_path / "cache")
     builder.build([_answer(16)])

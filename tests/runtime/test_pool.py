@@ -132,7 +132,6 @@ def test_every_tensor_is_as_new() -> None:
     address = first.data_ptr()
     first.label = "mine"  # type: ignore[attr-defined]
     first.requires_grad_()
-    first.names = None
     with torch.no_grad():
         first.add_(1).mul_(2)
     reference = weakref.ref(first)
@@ -340,6 +339,7 @@ def test_recursion_holds_each_level_apart() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_fork_starts_afresh() -> None:
     pool = OutputPool(threshold=1)
     held = _make(pool, 1.0)

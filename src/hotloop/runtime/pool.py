@@ -8,6 +8,13 @@ it.
 Why: a fresh output of 32 MiB costs a page fault for every 4 KiB, more than the arithmetic that fills it.
 PyTorch's allocator gives such memory back to the system at each free; the pool does not.
 
+When it pays: measured on 16 cores, torch 2.11, neg(x) into the output, the last output held as `y = f(x)` in
+a loop holds it: at 2 MiB 251 us in fresh memory and 20 in the pool's, at 8 MiB 527 and 83, at 32 MiB 2893
+and 267; at 1 MiB and less 14 and 17, for a pooled tensor costs 2 to 5 us more to make. With the last output
+dropped before the call, the allocator itself serves the same pages again up to 31 MiB and the pool gains
+nothing; from 32 MiB on it never does (8193 page faults a call, none in the pool). Hence the threshold of 1
+MiB.
+
 When is the pool the sole owner? A slot keeps one tensor over the memory, the base, which never leaves the
 pool, and the storage's Python object. Callers get `base.data`: another tensor over the same storage, with
 its own version counter, autograd state and attributes, and no view of anything. Whatever shares the memory

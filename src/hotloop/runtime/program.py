@@ -92,7 +92,9 @@ class Runtime:
     def retype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The tensor's whole storage under another dtype, flat."""
         flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-        usable = flat.numel() * tensor.element_size() // dtype.itemsize * dtype.itemsize // tensor.element_size()
+        usable = (
+            flat.numel() * tensor.element_size() // dtype.itemsize * dtype.itemsize // tensor.element_size()
+        )
         return flat[:usable].view(dtype)
 
     @staticmethod
