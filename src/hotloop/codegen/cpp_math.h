@@ -64,7 +64,7 @@ template <class V, class... C> HL V poly(V x, elem<V> c, C... rest) { return fma
 template <class V> HL V magnitude(V x) { return bitcast<f32>(bitcast<u32>(x) & 0x7fffffffu); }
 template <class V> HL V signed_as(V x, V of) { return bitcast<f32>(bitcast<u32>(x) | (bitcast<u32>(of) & 0x80000000u)); }
 // Adding 1.5 * 2^23 to a small float rounds it to an integer, which then stands in the low bits.
-constexpr f32 rounder = 12582912.0f;
+[[maybe_unused]] constexpr f32 rounder = 12582912.0f;
 // p * 2^n for n in [-150, 128], rounded once, where the low 9 bits of t hold n + 254. The power is
 // two factors, as neither 2^128 nor 2^-150 is a float: 2^floor(n/2) and 2^ceil(n/2).
 template <class V> HL V scale(V p, V t) {
@@ -246,7 +246,7 @@ template <class V> HL V erf(V x) {
 
 // @section trigonometric needs: float_tools, library
 // x = n pi/2 + r with pi/2 in four floats. Above the limit the C library takes over, lane by lane.
-constexpr f32 quadrant_limit = 0x1p17f;
+[[maybe_unused]] constexpr f32 quadrant_limit = 0x1p17f;
 template <class V> struct quadrants { uints<V> n; V r; };
 template <class V> HL quadrants<V> reduce_angle(V x) {
     V t = fma(x, splat<V>(0x1.45f306p-1f), splat<V>(rounder)), n = t - rounder;
@@ -320,7 +320,8 @@ template <class V> HL V pow_lanes(V x, V y) {
     D p = poly(r, 0x1.000000026255ap+0, 0x1.62e430c82a7d8p-1, 0x1.ebfbdadb01b10p-3, 0x1.c6aed46019e90p-5,
                0x1.3b2dbc738970bp-7, 0x1.5f4597c6303a5p-10, 0x1.41d305e830f90p-13) * bitcast<f64>(bitcast<u64>(t) << 52);
     V v = convert<f32>(p);
-    auto whole = trunc(y) == y, odd = mask_and(whole, trunc(y * 0.5f) != y * 0.5f);
+    auto whole = trunc(y) == y;
+    auto odd = mask_and(whole, trunc(y * 0.5f) != y * 0.5f);
     V negative = select(mask_or(whole, mask_or(x == zero, x == -inf)), v, splat<V>(__builtin_nanf("")));
     negative = select(odd, -negative, negative);
     v = select(bitcast<i32>(x) < splat<sints<V>>(0), negative, v);

@@ -63,11 +63,11 @@ template <class T, int W> using reg = vec<typename register_type<T>::type, W>;
 
 // The largest register, in bytes; 0 where there are no vectors.
 #if defined(__AVX512F__)
-constexpr int native_bytes = 64;
+[[maybe_unused]] constexpr int native_bytes = 64;
 #elif defined(__AVX2__)
-constexpr int native_bytes = 32;
+[[maybe_unused]] constexpr int native_bytes = 32;
 #else
-constexpr int native_bytes = 16;
+[[maybe_unused]] constexpr int native_bytes = 16;
 #endif
 
 template <class V, class S> HL V splat(S value) {
@@ -262,12 +262,12 @@ template <class V, class M> HL V select(M m, V a, V b) {
     }
 }
 template <class A, class B> HL auto mask_and(A a, B b) {
-    if constexpr (width<A> == 1) return bool(a) & bool(b);
+    if constexpr (width<A> == 1) return bool(bool(a) & bool(b));
     else if constexpr (sizeof(A) == sizeof(B)) return a & (A)b;
     else return mask_as<i32>(a) & mask_as<i32>(b);
 }
 template <class A, class B> HL auto mask_or(A a, B b) {
-    if constexpr (width<A> == 1) return bool(a) | bool(b);
+    if constexpr (width<A> == 1) return bool(bool(a) | bool(b));
     else if constexpr (sizeof(A) == sizeof(B)) return a | (A)b;
     else return mask_as<i32>(a) | mask_as<i32>(b);
 }
@@ -320,6 +320,10 @@ template <class V> HL like<V, u16> bf16_bits(V v) {
     return convert<u16>(rounded_bf16(v) >> 16);
 }
 template <class U> HL like<U, f32> f16_from_bits(U h) {
+#if defined(__F16C__) && defined(__clang__) && !HL_HAS(__builtin_ia32_vcvtph2ps256)
+    if constexpr (width<U> == 1) { _Float16 x; __builtin_memcpy(&x, &h, 2); return f32(x); }
+    else return __builtin_convertvector((like<U, _Float16>)h, like<U, f32>);
+#else
 #ifdef __F16C__
     constexpr int W = width<U>;
     typedef vec<i16, 8> h8;
@@ -345,6 +349,7 @@ template <class U> HL like<U, f32> f16_from_bits(U h) {
         I r = select(magnitude >= splat<I>(0x7c00u << 13), magnitude | 0x7f800000u, scaled);
         return bitcast<f32>(r | ((u & 0x8000u) << 16));
     }
+#endif
 }
 template <class V> HL like<V, u16> f16_bits(V v) {
 #ifdef __F16C__
@@ -455,10 +460,10 @@ template <int W, class T, class M> HL reg<T, W> load_where(const T* p, M m) {
         return load<W>(part);
     }
 }
-// An index that must lie in 0 <= index < size: one outside is recorded in *error and replaced by 0.
+// An index that must lie in 0 <= index < size: one outside is recorded in *error (1) and replaced by 0.
 template <class I> HL I in_range(I index, i64 size, i32* error) {
     auto bad = mask_or(index < splat<I>(0), index >= splat<I>(size));
-    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 2, __ATOMIC_RELAXED); index = select(bad, splat<I>(0), index); }
+    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 1, __ATOMIC_RELAXED); index = select(bad, splat<I>(0), index); }
     return index;
 }
 // Index checks of a whole vector: adds size to negative indices, and records an index out of range
@@ -467,7 +472,7 @@ template <class I> HL I checked_index(I index, i64 size, i32* error) {
     I n = splat<I>(size);
     I wrapped = select(index < splat<I>(0), index + n, index);
     auto bad = mask_or(wrapped < splat<I>(0), wrapped >= n);
-    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 2, __ATOMIC_RELAXED); wrapped = select(bad, splat<I>(0), wrapped); }
+    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 1, __ATOMIC_RELAXED); wrapped = select(bad, splat<I>(0), wrapped); }
     return wrapped;
 }
 
@@ -646,11 +651,11 @@ template <class V> HL V bit_xor(V a, V b) { return V(a ^ b); }
 template <class V> HL V bit_not(V a) { return V(~a); }
 
 // @section division needs: arith, round
-// Integer division never traps: a zero divisor is recorded in *error (1) and taken as 1, and the
+// Integer division never traps: a zero divisor is recorded in *error (2) and taken as 1, and the
 // lowest value divided by -1 wraps. trunc_div, fmod: the sign of a; floor_div, remainder: of b.
 template <class V> HL V safe_quotient(V a, V b, i32* error) {
     auto zero = b == splat<V>(0);
-    if (__builtin_expect(any(zero), 0)) __atomic_store_n(error, 1, __ATOMIC_RELAXED);
+    if (__builtin_expect(any(zero), 0)) __atomic_store_n(error, 2, __ATOMIC_RELAXED);
     if constexpr (is_signed<elem<V>>) {
         auto minus = b == splat<V>(-1);
         V q = V(a / select(mask_or(zero, minus), splat<V>(1), b));

@@ -20,7 +20,9 @@ _REGISTER_BYTES = {"scalar": 0, "neon": 16, "avx2": 32, "avx512": 64}
 """By SIMD level. On ``scalar`` a loop has one lane and mathematics is the C library's."""
 
 _SECTION = re.compile(r"^// @section (?P<names>[\w, ]+?)(?: needs: (?P<needs>[\w, ]+))?$")
-_DEFINED = re.compile(r"^(?:template <.*?> )?HL [^=(]*?\b(\w+)\(|^HL_(?:ROUND|LIBRARY[12])\((\w+)", re.MULTILINE)
+_DEFINED = re.compile(
+    r"^(?:template <.*?> )?HL [^=(]*?\b(\w+)\(|^HL_(?:ROUND|LIBRARY[12])\((\w+)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,7 @@ def _closure(names: Iterable[str]) -> frozenset[str]:
 def _sections() -> tuple[Section, ...]:
     folder = Path(__file__).parent
     return tuple(
-        section
-        for file in ("cpp_prelude.h", "cpp_math.h")
-        for section in _cut((folder / file).read_text())
+        section for file in ("cpp_prelude.h", "cpp_math.h") for section in _cut((folder / file).read_text())
     )
 
 
