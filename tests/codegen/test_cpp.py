@@ -524,6 +524,25 @@ def test_gather_and_an_index_out_of_range(level: str, cache: Cache) -> None:
 
 
 @levels
+def test_gather_into_a_sum(level: str, cache: Cache) -> None:
+    """A loss: several vectors an iteration, each with positions of its own."""
+    cases = []
+    for n in (50, 64, 5):
+        v = i("i0", n)
+        target = load("in1", v, I64)
+        valid = ex.call("ne", target, ex.const(-100, I64))
+        at = ix.indirect(ex.where(valid, target, ex.const(0, I64)), 20)
+        value = ex.where(valid, ex.call("neg", load("in0", v * 20 + at)), f(0.0))
+        body = [Init("acc0", "sum", F32), Init("acc1", "sum", I64),
+                vector(v, Accumulate("acc0", value), Accumulate("acc1", ex.cast(valid, I64))),
+                Store("out0", ix.const(0), ex.call("div", ex.local("acc0", F32), ex.cast(ex.local("acc1", I64), F32)))]  # fmt: skip
+        targets = torch.arange(n) * 7 % 20
+        targets[1::5] = -100
+        cases.append(Case(kernel(f"k{n}", "in0:float32 in1:int64 out0:float32", body), noise(20 * n), targets, torch.zeros(1)))
+    check(cases, level, cache)
+
+
+@levels
 def test_division_of_integers_by_zero(level: str, cache: Cache) -> None:
     n = 21
     v = i("i0", n)

@@ -4,7 +4,7 @@ What comes in: kernels. What goes out: translation units, each with the vocabula
 What holds in between:
 
 * A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order. It returns 0, or 1 where an
-  integer was divided by zero, or 2 where an index was out of range; what it wrote is then unspecified.
+  index was out of range, or 2 where an integer was divided by zero; what it wrote is then unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
 
 Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no packing: 0.42 us
@@ -37,7 +37,7 @@ from .cpp_writer import Writer, register
 __all__ = ["ERRORS", "KernelSource", "Source", "dedupe", "print_kernel", "print_kernels"]
 
 #: What a function's result means.
-ERRORS = {1: "integer division or modulo by zero", 2: "index out of range"}
+ERRORS = {1: "index out of range", 2: "integer division or modulo by zero"}
 #: A translation unit holds at least this much text, so that starting the compiler pays.
 UNIT = 6000
 _VECTOR_TYPE = re.compile(r"\b(f32|f64|[iu](?:8|16|32|64))x(\d+)\b")

@@ -60,9 +60,7 @@ class IndexPrinter:
     def shifted(self, e: IndexLike) -> Index:
         """``e`` for the vector that is meant."""
         e = ix.as_index(e)
-        if self.var is None or not self.shift or self.var not in e.free_vars:
-            return e
-        return ix.substitute(e, {self.var: self.var + self.shift})
+        return e if self.var is None or not self.shift else _shift(e, self.var, self.shift)
 
     def scalar(self, e: IndexLike) -> Code:
         """One position, as an ``i64``; in a vector loop, that of the first lane."""
@@ -161,6 +159,25 @@ class IndexPrinter:
 
 
 UNARY_OPERAND = 3
+
+_COMBINE = {"mul": ix.mul, "div": ix.floordiv, "mod": ix.mod, "min": ix.minimum, "max": ix.maximum}
+
+
+def _shift(e: Index, v: Index, by: int) -> Index:
+    """``e`` at ``v + by``. What is read from memory is left alone: it is shifted when the read is printed."""
+    if e is v:
+        return v + by
+    if v not in e.free_vars or e.kind == "indirect":
+        return e
+    if e.kind == "sum":
+        out = ix.const(e.args[0])
+        for atom, c in e.args[1]:
+            out = out + _shift(atom, v, by) * c
+        return out
+    out, *rest = (_shift(a, v, by) for a in e.args)
+    for part in rest:
+        out = _COMBINE[e.kind](out, part)
+    return out
 
 
 def _lift(a: Index, b: Index) -> int | None:
