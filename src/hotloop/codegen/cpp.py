@@ -34,12 +34,24 @@ from .cpp_stmt import StatementPrinter
 from .cpp_text import lanes, prelude, vocabulary
 from .cpp_writer import Writer, register
 
-__all__ = ["ERRORS", "KernelSource", "Source", "dedupe", "print_kernel", "print_kernels"]
+__all__ = [
+    "ERRORS",
+    "KernelSource",
+    "Source",
+    "dedupe",
+    "function_source",
+    "make_units",
+    "parameter_count",
+    "print_functions",
+    "print_kernel",
+    "print_kernels",
+]
 
 #: What a function's result means.
 ERRORS = {1: "index out of range", 2: "integer division or modulo by zero"}
 #: A translation unit holds at least this much text, so that starting the compiler pays.
 UNIT = 6000
+_BACKSLASH = "\\ "
 _VECTOR_TYPE = re.compile(r"\b(f32|f64|[iu](?:8|16|32|64))x(\d+)\b")
 
 
@@ -67,30 +79,51 @@ def dedupe(kernels: Iterable[Kernel]) -> dict[str, Kernel]:
     return {k.name: first.setdefault(replace(k, name="", origins=()), k) for k in kernels}
 
 
-def print_kernels(
-    kernels: Sequence[Kernel], level: str, units: int = 1, openmp: bool = True, name: str = "kernels"
-) -> list[Source]:
-    """The translation units of all kernels, each distinct kernel printed once.
+def print_functions(kernels: Iterable[Kernel], level: str, openmp: bool = True) -> list[KernelSource]:
+    """Each distinct kernel as a function.
 
     Arguments:
         level: of the CPU: ``avx512``, ``avx2``, ``neon`` or ``scalar``.
-        units: at most so many come back: as many as compilers will run side by side.
         openmp: whether parallel loops may be divided over threads.
     """
     chosen = {k.name: k for k in dedupe(kernels).values()}
-    printed = [print_kernel(k, level, openmp) for k in chosen.values()]
-    total = sum(len(p.text) for p in printed)
-    count = max(1, min(units, len(printed), total // UNIT))
+    return [print_kernel(k, level, openmp) for k in chosen.values()]
+
+
+def make_units(functions: Sequence[KernelSource], units: int = 1, name: str = "kernels") -> list[Source]:
+    """The functions in translation units, at most ``units``: as many as compilers will run side by side."""
+    total = sum(len(f.text) for f in functions)
+    count = max(1, min(units, len(functions), total // UNIT))
     bins: list[list[KernelSource]] = [[] for _ in range(count)]
     # The largest first, each to the unit that has least.
-    for p in sorted(printed, key=lambda p: -len(p.text)):
-        min(bins, key=lambda u: sum(len(q.text) for q in u)).append(p)
-    order = {p.symbol: k for k, p in enumerate(printed)}
+    for f in sorted(functions, key=lambda f: -len(f.text)):
+        min(bins, key=lambda u: sum(len(g.text) for g in u)).append(f)
+    order = {f.symbol: k for k, f in enumerate(functions)}
     out = []
     for k, unit in enumerate(u for u in bins if u):
-        unit.sort(key=lambda p: order[p.symbol])
-        out.append(Source(f"{name}_{k}", unit_text(unit), tuple(p.symbol for p in unit)))
+        unit.sort(key=lambda f: order[f.symbol])
+        out.append(Source(f"{name}_{k}", unit_text(unit), tuple(f.symbol for f in unit)))
     return out
+
+
+def print_kernels(
+    kernels: Sequence[Kernel], level: str, units: int = 1, openmp: bool = True, name: str = "kernels"
+) -> list[Source]:
+    """The translation units of all kernels: ``print_functions``, then ``make_units``."""
+    return make_units(print_functions(kernels, level, openmp), units, name)
+
+
+def function_source(symbol: str, text: str) -> KernelSource:
+    """A function from its text: the words of the vocabulary in it are what it needs."""
+    return KernelSource(symbol, text, frozenset(re.findall(r"\w+", text)) & vocabulary())
+
+
+def parameter_count(f: KernelSource) -> int:
+    """How many pointers the function takes, read from its text."""
+    match = re.search(rf'extern "C" i64 {f.symbol}\(([^)]*)\)', f.text)
+    if match is None:
+        raise ValueError(f'the text of {f.symbol} has no function `extern "C" i64 {f.symbol}(...)`')
+    return match[1].count(",") + 1 if match[1].strip() else 0
 
 
 def unit_text(functions: Sequence[KernelSource]) -> str:
@@ -115,11 +148,12 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
         body = ["i32 error = 0;", *body, "return error;"]
     else:
         body.append("return 0;")
-    lines = [f"// {s}" for s in dict.fromkeys(o.source for o in k.origins) if s]
+    # A backslash at the end would make the next line part of the comment.
+    lines = [f"// {s.rstrip(_BACKSLASH)}" for s in dict.fromkeys(o.source for o in k.origins) if s]
     lines += _signature(k)
     lines += [("    " + line if not line.startswith("#") else line) for line in body]
     text = "\n".join([*lines, "}", ""])
-    return KernelSource(k.name, text, frozenset(re.findall(r"\w+", text)) & vocabulary())
+    return function_source(k.name, text)
 
 
 def _signature(k: Kernel) -> list[str]:

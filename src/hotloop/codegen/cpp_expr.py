@@ -186,6 +186,10 @@ class ExprPrinter:
         self.frames[-1].bound[key] = (e, bound)
         return bound
 
+    def define(self, e: Expr, code: Code) -> None:
+        """A value has been computed already, as ``code``."""
+        self.frames[-1].bound[self._key(e, code.vector)] = (e, code)
+
     def forget(self, buffer: str) -> None:
         """A buffer was written: what was read from it before is not its content any more."""
         for frame in self.frames:

@@ -450,6 +450,55 @@ template <int W, class T, class I> HL void scatter(T* p, I index, reg<T, W> v) {
     if constexpr (W == 1) store<1>(p + index, v);
     else { T part[W]; store<W>(part, v); for (int k = 0; k < W; k++) p[index[k]] = part[k]; }
 }
+// W rows of W elements, `stride` apart, as W columns: out[k] holds p[k], p[stride + k], ...
+#if HL_HAS(__builtin_shufflevector)
+template <class V> HL void transpose8(V (&r)[8]) {
+    V t[8], u[8];
+    for (int k = 0; k < 8; k += 2) {
+        t[k] = __builtin_shufflevector(r[k], r[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[k + 1] = __builtin_shufflevector(r[k], r[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int k = 0; k < 8; k += 4) for (int j = 0; j < 2; j++) {
+        u[k + 2 * j] = __builtin_shufflevector(t[k + j], t[k + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        u[k + 2 * j + 1] = __builtin_shufflevector(t[k + j], t[k + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int k = 0; k < 4; k++) {
+        r[k] = __builtin_shufflevector(u[k], u[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        r[k + 4] = __builtin_shufflevector(u[k], u[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+template <class V> HL void transpose4(V (&r)[4]) {
+    V t[4];
+    for (int k = 0; k < 4; k += 2) {
+        t[k] = __builtin_shufflevector(r[k], r[k + 1], 0, 4, 2, 6);
+        t[k + 1] = __builtin_shufflevector(r[k], r[k + 1], 1, 5, 3, 7);
+    }
+    for (int k = 0; k < 2; k++) {
+        r[k] = __builtin_shufflevector(t[k], t[k + 2], 0, 1, 4, 5);
+        r[k + 2] = __builtin_shufflevector(t[k], t[k + 2], 2, 3, 6, 7);
+    }
+}
+#endif
+template <int W, class T> HL void load_transposed(const T* p, i64 stride, reg<T, W> (&out)[W]) {
+#if HL_HAS(__builtin_shufflevector)
+    if constexpr (W == 8 || W == 4) {
+        for (int k = 0; k < W; k++) out[k] = load<W>(p + k * stride);
+        if constexpr (W == 8) transpose8(out); else transpose4(out);
+    } else if constexpr (W == 16) {
+        for (int block = 0; block < 4; block++) {
+            int row = block / 2 * 8, column = block % 2 * 8;
+            reg<T, 8> r[8];
+            for (int k = 0; k < 8; k++) r[k] = load<8>(p + (row + k) * stride + column);
+            transpose8(r);
+            for (int k = 0; k < 8; k++) __builtin_memcpy((elem<reg<T, 8>>*)&out[column + k] + row, &r[k], sizeof r[k]);
+        }
+    } else
+#endif
+    for (int k = 0; k < W; k++) for (int j = 0; j < W; j++) {
+        auto x = load<1>(p + j * stride + k);
+        if constexpr (W == 1) out[k] = x; else out[k][j] = x;
+    }
+}
 // The lanes where m holds read p[k], the others are 0 and touch nothing.
 template <int W, class T, class M> HL reg<T, W> load_where(const T* p, M m) {
     if constexpr (W == 1) return m ? load<1>(p) : reg<T, W>(0);

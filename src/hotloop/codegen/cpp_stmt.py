@@ -298,6 +298,9 @@ class StatementPrinter:
             self._vector_loop(s)
         elif s.kind == "parallel" and self.parallel and not self._inside_parallel:
             self._parallel_loop(s)
+        elif s.kind == "serial" and self.width > 1 and self.values.lanes.var is None and self._transposed(s):
+            self._hoist((s,))
+            self._transposing_loop(s)
         else:
             self._hoist((s,))
             self._serial_loop(s)
@@ -367,6 +370,75 @@ class StatementPrinter:
         self.writer.line(f"const i64 {stop} = minimum<i64>({name if first is None else begin} + {size}, {last});")
         inside = None if first is None else begin
         self._with_parts(s.body, lambda: self._in_blocks(s, sizes[1:], step, inside, stop, loop))
+        self.writer.close()
+
+    # --- transposes ---------------------------------------------------------------------------------------------
+
+    def _transposed(self, s: Loop) -> list[Expr]:
+        """The loads of a tile that a serial loop walks along their grain, and the vector loop in it across."""
+        inner = s.body[0]
+        if len(s.body) != 1 or not isinstance(inner, Loop) or inner.kind != "vector":
+            return []
+        if not all(isinstance(t, (Store, Let)) for t in inner.body):
+            return []
+        if any(s.var in ix.as_index(e).free_vars for e in (inner.start, inner.stop)):
+            return []
+        if _most(s) < self.width or _most(inner) < self.width:
+            return []
+        stored = {t.buffer for t in inner.body if isinstance(t, Store)}
+        found: dict[Expr, None] = {}
+        for t in inner.body:
+            for root in _roots(t):
+                for n in ex.walk(root):
+                    if n.op == "masked":
+                        return []
+                    if n.op == "load" and n.buffer not in stored and n.dtype is not torch.bool:
+                        i, v = n.indices[0], inner.var
+                        step = ix.coefficient(i, v)
+                        if step and step > 1 and ix.coefficient(i, s.var) == 1 and not list(ix.indirect_atoms(i)):
+                            found[n] = None
+        return list(found)
+
+    def _transposing_loop(self, s: Loop) -> None:
+        """A tile in squares: each is read along its rows, turned in registers, and used column by column."""
+        v, w = self.values, self.width
+        inner = s.body[0]
+        assert isinstance(inner, Loop)
+        rows, columns = s.var.name, inner.var.name
+        row_end, column_end = v.fresh(f"{rows}_end"), v.fresh(f"{columns}_end")
+        squares, rest = v.fresh(f"{rows}_square"), v.fresh(f"{columns}_square")
+        at = v.index()
+        self.writer.open("")
+        self.writer.line(f"const i64 {row_end} = {at.scalar(s.stop).text};")
+        self.writer.line(f"const i64 {column_end} = {at.scalar(inner.stop).text};")
+        self.writer.line(f"i64 {squares} = {at.scalar(s.start).text};")
+        self.writer.open(f"for (; {squares} + {w} <= {row_end}; {squares} += {w})")
+        self.writer.line(f"i64 {rest} = {at.scalar(inner.start).text};")
+        self.writer.open(f"for (; {rest} + {w} <= {column_end}; {rest} += {w})")
+        self.writer.line(f"const i64 {columns} = {rest};")
+        v.set_lanes(Lanes(w, inner.var))
+        v.frames.append(Frame())
+        corner = ix.var(squares, s.var.extent)
+        for n in self._transposed(s):
+            i = ix.substitute(n.indices[0], {s.var: corner})
+            name, step = v.fresh("square"), ix.coefficient(i, inner.var)
+            self.writer.line(f"{vector_type(n.dtype, w)} {name}[{w}];")
+            self.writer.line(f"load_transposed<{w}>({v.pointer(n.buffer, i)}, {step}, {name});")
+            v.define(n, Code(f"{name}[{rows} - {squares}]", vector=True))
+        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {squares} + {w}; {rows}++)")
+        self.body(inner.body)
+        self.writer.close()
+        v.frames.pop()
+        self.writer.close()
+        v.set_lanes(Lanes(1))
+        # What the squares leave at the right, then at the bottom.
+        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {squares} + {w}; {rows}++)")
+        self._elements(inner, f"i64 {columns} = {rest}", column_end)
+        self.writer.close()
+        self.writer.close()
+        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {row_end}; {rows}++)")
+        self._vector_loop(inner)
+        self.writer.close()
         self.writer.close()
 
     # --- vector loops -------------------------------------------------------------------------------------------
