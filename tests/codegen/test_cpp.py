@@ -40,7 +40,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 class Case:
     """A kernel and the memory of its parameters, before it runs."""
 
-    def __init__(self, kernel: Kernel, *buffers: torch.Tensor, exact: bool = False, rtol: float = 2e-6) -> None:
+    def __init__(
+        self, kernel: Kernel, *buffers: torch.Tensor, exact: bool = False, rtol: float = 2e-6
+    ) -> None:
         assert len(buffers) == len(kernel.params)
         self.kernel = kernel
         self.buffers = buffers
@@ -52,7 +54,9 @@ def build(cases: Sequence[Case], level: str, cache: Cache) -> dict[str, ctypes._
     sources = cpp.print_kernels(kernels, level)
     builder = Builder(find_toolchain(), cache, 1, level)  # type: ignore[arg-type]
     found = {}
-    for source, library in zip(sources, builder.build([Source(s.name, s.text) for s in sources]), strict=True):
+    for source, library in zip(
+        sources, builder.build([Source(s.name, s.text) for s in sources]), strict=True
+    ):
         for symbol in source.symbols:
             found[symbol] = library.handle[symbol]
             found[symbol].restype = ctypes.c_int64
@@ -78,9 +82,13 @@ def check(cases: Sequence[Case], level: str, cache: Cache) -> None:
         rtol, atol = case.tolerance
         for p, g in zip(case.kernel.params, got, strict=True):
             torch.testing.assert_close(
-                g, expected[p.name], rtol=rtol, atol=atol, equal_nan=True,
+                g,
+                expected[p.name],
+                rtol=rtol,
+                atol=atol,
+                equal_nan=True,
                 msg=lambda m, case=case, p=p: f"{case.kernel.name}, {p.name}: {m}",
-            )  # fmt: skip
+            )
 
 
 def kernel(name: str, params: str, body: Sequence[Stmt], **more: object) -> Kernel:
@@ -88,7 +96,9 @@ def kernel(name: str, params: str, body: Sequence[Stmt], **more: object) -> Kern
     made = []
     for word in params.split():
         p, dtype = word.split(":")
-        made.append(Param(p, getattr(torch, dtype), "inout" if p.startswith("io") else p.rstrip("0123456789")))
+        made.append(
+            Param(p, getattr(torch, dtype), "inout" if p.startswith("io") else p.rstrip("0123456789"))
+        )
     return Kernel(name, tuple(made), tuple(body), **more)  # type: ignore[arg-type]
 
 
@@ -115,14 +125,13 @@ def noise(n: int, dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), (n,), generator=g).to(dtype)
-    x = torch.randn(n, generator=g).to(dtype)
-    return x
+    return torch.randn(n, generator=g).to(dtype)
 
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 31, 32, 33, 40, 63, 64, 65, 100)
 
 
-# --- elementwise ------------------------------------------------------------------------------------------------
+# --- elementwise --------------------------------------------------------------------------------------------
 
 
 @levels
@@ -143,8 +152,11 @@ def test_elementwise_of_every_length(level: str, cache: Cache) -> None:
 def test_broadcast_rows_and_columns(level: str, cache: Cache) -> None:
     r, v = i("i0", 5), i("i1", 37)
     body = ex.call("add", ex.call("mul", load("in0", r), load("in1", v)), load("in2", 0))
-    k = kernel("k", "in0:float32 in1:float32 in2:float32 out0:float32",
-               [Loop(r, 0, 5, "parallel", (vector(v, Store("out0", r * 37 + v, body)),))])  # fmt: skip
+    k = kernel(
+        "k",
+        "in0:float32 in1:float32 in2:float32 out0:float32",
+        [Loop(r, 0, 5, "parallel", (vector(v, Store("out0", r * 37 + v, body)),))],
+    )
     check([Case(k, noise(5), noise(37), noise(1), torch.zeros(185), exact=True)], level, cache)
     text = cpp.print_kernel(k, level).text
     assert text.index("in0[i0]") < text.index("for (i64 i1"), "a row's value is read once, before its loop"
@@ -156,13 +168,49 @@ def test_functions_of_float32(level: str, cache: Cache) -> None:
     n, cases = 19, []
     v = i("i0", n)
     x = load("in0", v)
-    for op in ("exp log sqrt rsqrt tanh sigmoid erf abs neg sin cos floor ceil trunc round square reciprocal "
-               "expm1 log1p sign").split():  # fmt: skip
+    for op in [
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "abs",
+        "neg",
+        "sin",
+        "cos",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "square",
+        "reciprocal",
+        "expm1",
+        "log1p",
+        "sign",
+    ]:
         k = kernel(f"k_{op}", "in0:float32 out0:float32", [vector(v, Store("out0", v, ex.call(op, x)))])
         cases.append(Case(k, noise(n).abs() + 0.1, torch.zeros(n)))
-    for op in "div pow floordiv remainder fmod copysign atan2 minimum fmax fmin hypot".split():
+    for op in [
+        "div",
+        "pow",
+        "floordiv",
+        "remainder",
+        "fmod",
+        "copysign",
+        "atan2",
+        "minimum",
+        "fmax",
+        "fmin",
+        "hypot",
+    ]:
         y = load("in1", v)
-        k = kernel(f"k_{op}", "in0:float32 in1:float32 out0:float32", [vector(v, Store("out0", v, ex.call(op, x, y)))])
+        k = kernel(
+            f"k_{op}",
+            "in0:float32 in1:float32 out0:float32",
+            [vector(v, Store("out0", v, ex.call(op, x, y)))],
+        )
         cases.append(Case(k, noise(n).abs() + 0.1, noise(n, seed=3), torch.zeros(n)))
     check(cases, level, cache)
 
@@ -175,9 +223,23 @@ def test_integers_wrap(dtype: torch.dtype, level: str, cache: Cache) -> None:
     x, y = load("in0", v, dtype), load("in1", v, dtype)
     divisor = noise(n, dtype, 2)
     divisor[divisor == 0] = 3
-    for op in ("add sub mul maximum minimum bitwise_and bitwise_or bitwise_xor floordiv truncdiv remainder "
-               "fmod").split():  # fmt: skip
-        k = kernel(f"k_{op}", f"in0:{name} in1:{name} out0:{name}", [vector(v, Store("out0", v, ex.call(op, x, y)))])
+    for op in [
+        "add",
+        "sub",
+        "mul",
+        "maximum",
+        "minimum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "floordiv",
+        "truncdiv",
+        "remainder",
+        "fmod",
+    ]:
+        k = kernel(
+            f"k_{op}", f"in0:{name} in1:{name} out0:{name}", [vector(v, Store("out0", v, ex.call(op, x, y)))]
+        )
         cases.append(Case(k, noise(n, dtype), divisor, torch.zeros(n, dtype=dtype), exact=True))
     for op in ("neg", "abs", "bitwise_not", "square"):
         k = kernel(f"k_{op}", f"in0:{name} out0:{name}", [vector(v, Store("out0", v, ex.call(op, x)))])
@@ -212,10 +274,15 @@ def test_low_precision(dtype: torch.dtype, level: str, cache: Cache) -> None:
     chosen = ex.where(ex.call("lt", v_as(v), ex.const(20, I64)), x, y)
     params = f"in0:{name} in1:{name} out0:{name}"
     cases = [
-        Case(kernel(f"k{k}", params, [vector(v, Store("out0", v, body))]),
-             noise(n, dtype), noise(n, dtype, 1), torch.zeros(n, dtype=dtype), exact=True)
+        Case(
+            kernel(f"k{k}", params, [vector(v, Store("out0", v, body))]),
+            noise(n, dtype),
+            noise(n, dtype, 1),
+            torch.zeros(n, dtype=dtype),
+            exact=True,
+        )
         for k, body in enumerate((ex.cast(wide, dtype), rounded, chosen, x))
-    ]  # fmt: skip
+    ]
     check(cases, level, cache)
 
 
@@ -241,14 +308,31 @@ def test_bools_in_memory_and_as_masks(level: str, cache: Cache) -> None:
     x0 = noise(n)
     x0[3] = float("nan")
     cases = [
-        Case(kernel(f"k{k}", "in0:bool in1:bool in2:float32 out0:bool", [vector(v, Store("out0", v, body))]),
-             noise(n, BOOL), noise(n, BOOL, 1), x0, torch.zeros(n, dtype=BOOL), exact=True)
+        Case(
+            kernel(f"k{k}", "in0:bool in1:bool in2:float32 out0:bool", [vector(v, Store("out0", v, body))]),
+            noise(n, BOOL),
+            noise(n, BOOL, 1),
+            x0,
+            torch.zeros(n, dtype=BOOL),
+            exact=True,
+        )
         for k, body in enumerate(bodies)
-    ]  # fmt: skip
+    ]
     chosen = ex.where(ex.call("logical_or", a, positive), x, ex.cast(b, F32))
-    cases.append(Case(kernel("k_select", "in0:bool in1:bool in2:float32 out0:float32",
-                             [vector(v, Store("out0", v, chosen))]),
-                      noise(n, BOOL), noise(n, BOOL, 1), x0, torch.zeros(n), exact=True))  # fmt: skip
+    cases.append(
+        Case(
+            kernel(
+                "k_select",
+                "in0:bool in1:bool in2:float32 out0:float32",
+                [vector(v, Store("out0", v, chosen))],
+            ),
+            noise(n, BOOL),
+            noise(n, BOOL, 1),
+            x0,
+            torch.zeros(n),
+            exact=True,
+        )
+    )
     check(cases, level, cache)
 
 
@@ -256,16 +340,32 @@ def test_bools_in_memory_and_as_masks(level: str, cache: Cache) -> None:
 def test_constants_keep_their_bits(level: str, cache: Cache) -> None:
     n, cases = 9, []
     v = i("i0", n)
-    values = [0.1, -0.0, float("inf"), float("-inf"), float("nan"), 3.4028234663852886e38, 1e-45, 1.1754944e-38, 16777217]
+    values = [
+        0.1,
+        -0.0,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+        3.4028234663852886e38,
+        1e-45,
+        1.1754944e-38,
+        16777217,
+    ]
     for k, value in enumerate(values):
         for dtype, name in ((F32, "float32"), (F64, "float64")):
             body = [vector(v, Store("out0", v, f(value, dtype)))]
-            cases.append(Case(kernel(f"k{k}_{name}", f"out0:{name}", body), torch.zeros(n, dtype=dtype), exact=True))
+            cases.append(
+                Case(kernel(f"k{k}_{name}", f"out0:{name}", body), torch.zeros(n, dtype=dtype), exact=True)
+            )
     for dtype, name in ((I64, "int64"), (I32, "int32"), (I8, "int8")):
         for which in ("min", "max"):
             value = getattr(torch.iinfo(dtype), which)
             body = [vector(v, Store("out0", v, ex.const(value, dtype)))]
-            cases.append(Case(kernel(f"k_{which}_{name}", f"out0:{name}", body), torch.zeros(n, dtype=dtype), exact=True))
+            cases.append(
+                Case(
+                    kernel(f"k_{which}_{name}", f"out0:{name}", body), torch.zeros(n, dtype=dtype), exact=True
+                )
+            )
     check(cases, level, cache)
     functions = build(cases, level, cache)
     for case in cases:
@@ -273,7 +373,7 @@ def test_constants_keep_their_bits(level: str, cache: Cache) -> None:
             assert bool(torch.signbit(run(case, functions["k1_float32"])[1][0]).all())
 
 
-# --- reductions -------------------------------------------------------------------------------------------------
+# --- reductions ---------------------------------------------------------------------------------------------
 
 
 def row_softmax(rows: int, columns: int, dtype: torch.dtype = F32) -> Kernel:
@@ -295,8 +395,12 @@ def row_softmax(rows: int, columns: int, dtype: torch.dtype = F32) -> Kernel:
     )
     name = str(dtype).removeprefix("torch.")
     origin = Origin(source="attn = torch.softmax(x * 0.125, -1)  # model.py:41")
-    return kernel(f"softmax_{rows}_{columns}_{name}", f"in0:{name} out0:{name}",
-                  [Loop(r, 0, rows, "parallel", body)], origins=(origin,))  # fmt: skip
+    return kernel(
+        f"softmax_{rows}_{columns}_{name}",
+        f"in0:{name} out0:{name}",
+        [Loop(r, 0, rows, "parallel", body)],
+        origins=(origin,),
+    )
 
 
 @levels
@@ -313,8 +417,11 @@ def test_reductions_of_every_kind_and_length(level: str, cache: Cache) -> None:
         for kind in ("sum", "prod", "max", "min"):
             for dtype, name in ((F32, "float32"), (F64, "float64"), (I64, "int64")):
                 v = i("i0", n)
-                body = [Init("acc0", kind, dtype), vector(v, Accumulate("acc0", load("in0", v, dtype))),
-                        Store("out0", ix.const(0), ex.local("acc0", dtype))]  # fmt: skip
+                body = [
+                    Init("acc0", kind, dtype),
+                    vector(v, Accumulate("acc0", load("in0", v, dtype))),
+                    Store("out0", ix.const(0), ex.local("acc0", dtype)),
+                ]
                 x = noise(n, dtype)
                 if kind == "max" and n > 8:
                     x[7] = float("nan") if dtype.is_floating_point else x[7]
@@ -323,8 +430,11 @@ def test_reductions_of_every_kind_and_length(level: str, cache: Cache) -> None:
         for kind in ("any", "all"):
             for dense in sorted({0, 1, n}):
                 v = i("i0", n)
-                body = [Init("acc0", kind, BOOL), vector(v, Accumulate("acc0", load("in0", v, BOOL))),
-                        Store("out0", ix.const(0), ex.local("acc0", BOOL))]  # fmt: skip
+                body = [
+                    Init("acc0", kind, BOOL),
+                    vector(v, Accumulate("acc0", load("in0", v, BOOL))),
+                    Store("out0", ix.const(0), ex.local("acc0", BOOL)),
+                ]
                 x = torch.arange(n) < dense if kind == "any" else torch.arange(n) < n - dense
                 k = kernel(f"{kind}_{n}_{dense}", "in0:bool out0:bool", body)
                 cases.append(Case(k, x, torch.zeros(1, dtype=BOOL), exact=True))
@@ -337,13 +447,20 @@ def test_first_extreme(kind: str, level: str, cache: Cache) -> None:
     cases = []
     for n in (1, 2, 7, 8, 9, 40, 64, 100):
         for what in ("noise", "ties", "nan", "infinite"):
-            x = {"noise": noise(3 * n), "ties": noise(3 * n).sign(), "nan": noise(3 * n),
-                 "infinite": torch.full((3 * n,), float("-inf") if kind == "argmax" else float("inf"))}[what]  # fmt: skip
+            x = {
+                "noise": noise(3 * n),
+                "ties": noise(3 * n).sign(),
+                "nan": noise(3 * n),
+                "infinite": torch.full((3 * n,), float("-inf") if kind == "argmax" else float("inf")),
+            }[what]
             if what == "nan":
                 x[n // 2] = x[2 * n - 1] = x[2 * n] = float("nan")
             r, v = i("i0", 3), i("i1", n)
-            body = (Init("acc0", kind, F32), vector(v, Accumulate("acc0", load("in0", r * n + v), v)),
-                    Store("out0", r, ex.local("acc0", I64)))  # fmt: skip
+            body = (
+                Init("acc0", kind, F32),
+                vector(v, Accumulate("acc0", load("in0", r * n + v), v)),
+                Store("out0", r, ex.local("acc0", I64)),
+            )
             k = kernel(f"k_{what}_{n}", "in0:float32 out0:int64", [Loop(r, 0, 3, "parallel", body)])
             cases.append(Case(k, x, torch.zeros(3, dtype=I64), exact=True))
     check(cases, level, cache)
@@ -359,9 +476,11 @@ def test_reductions_of_columns(level: str, cache: Cache) -> None:
             dtype = BOOL if kind == "any" else F32
             value = ex.call("gt", x, f(2.0)) if kind == "any" else x
             result = I64 if kind == "argmax" else dtype
-            body = (Init("acc0", kind, dtype),
-                    Loop(r, 0, rows, "serial", (Accumulate("acc0", value, r if kind == "argmax" else None),)),
-                    Store("out0", v, ex.local("acc0", result)))  # fmt: skip
+            body = (
+                Init("acc0", kind, dtype),
+                Loop(r, 0, rows, "serial", (Accumulate("acc0", value, r if kind == "argmax" else None),)),
+                Store("out0", v, ex.local("acc0", result)),
+            )
             name = str(result).removeprefix("torch.")
             k = kernel(f"{kind}_{rows}_{columns}", f"in0:float32 out0:{name}", [vector(v, *body)])
             cases.append(Case(k, noise(rows * columns), torch.zeros(columns, dtype=result), rtol=1e-5))
@@ -372,19 +491,36 @@ def test_reductions_of_columns(level: str, cache: Cache) -> None:
 def test_long_sums_are_accurate(level: str, cache: Cache) -> None:
     n = 3_000_001
     v, r, w = i("i0", n), i("i0", 1000), i("i1", 3000)
-    body = [Init("acc0", "sum", F32), vector(v, Accumulate("acc0", load("in0", v))),
-            Store("out0", ix.const(0), ex.local("acc0", F32))]  # fmt: skip
-    nested = [Init("acc0", "sum", F32),
-              Loop(r, 0, 1000, "serial", (vector(w, Accumulate("acc0", load("in0", r * 3000 + w))),)),
-              Store("out0", ix.const(0), ex.local("acc0", F32))]  # fmt: skip
-    column = [vector(i("i2", 8), Init("acc0", "sum", F32),
-                     Loop(i("i3", n // 8), 0, n // 8, "serial",
-                          (Accumulate("acc0", load("in0", i("i3", n // 8) * 8 + i("i2", 8))),)),
-                     Store("out0", i("i2", 8), ex.local("acc0", F32)))]  # fmt: skip
+    body = [
+        Init("acc0", "sum", F32),
+        vector(v, Accumulate("acc0", load("in0", v))),
+        Store("out0", ix.const(0), ex.local("acc0", F32)),
+    ]
+    nested = [
+        Init("acc0", "sum", F32),
+        Loop(r, 0, 1000, "serial", (vector(w, Accumulate("acc0", load("in0", r * 3000 + w))),)),
+        Store("out0", ix.const(0), ex.local("acc0", F32)),
+    ]
+    column = [
+        vector(
+            i("i2", 8),
+            Init("acc0", "sum", F32),
+            Loop(
+                i("i3", n // 8),
+                0,
+                n // 8,
+                "serial",
+                (Accumulate("acc0", load("in0", i("i3", n // 8) * 8 + i("i2", 8))),),
+            ),
+            Store("out0", i("i2", 8), ex.local("acc0", F32)),
+        )
+    ]
     x = torch.rand(n)
-    cases = [Case(kernel("flat", "in0:float32 out0:float32", body), x, torch.zeros(1)),
-             Case(kernel("nested", "in0:float32 out0:float32", nested), x, torch.zeros(1)),
-             Case(kernel("column", "in0:float32 out0:float32", column), x, torch.zeros(8))]  # fmt: skip
+    cases = [
+        Case(kernel("flat", "in0:float32 out0:float32", body), x, torch.zeros(1)),
+        Case(kernel("nested", "in0:float32 out0:float32", nested), x, torch.zeros(1)),
+        Case(kernel("column", "in0:float32 out0:float32", column), x, torch.zeros(8)),
+    ]
     functions = build(cases, level, cache)
     exact = x.double().sum()
     eager = float((x.sum() - exact).abs() / exact)
@@ -405,7 +541,10 @@ def test_one_accumulator_over_several_loops(level: str, cache: Cache) -> None:
         vector(b, Accumulate("acc0", ex.call("mul", x, x))),
         Loop(c, 0, 3, "serial", (Accumulate("acc0", load("in0", c)),)),
         Let("v0", ex.call("sqrt", ex.call("abs", ex.local("acc0", F32)))),
-        vector(i("i3", 11), Store("out0", i("i3", 11), ex.call("mul", ex.local("v0", F32), load("in0", i("i3", 11))))),
+        vector(
+            i("i3", 11),
+            Store("out0", i("i3", 11), ex.call("mul", ex.local("v0", F32), load("in0", i("i3", 11)))),
+        ),
     ]
     k = kernel("k", "in0:float32 out0:float32", body)
     check([Case(k, noise(50), torch.zeros(11))], level, cache)
@@ -426,7 +565,7 @@ def test_values_defined_inside_a_vector_loop(level: str, cache: Cache) -> None:
     check([Case(k, noise(1400), torch.zeros(70), rtol=1e-5)], level, cache)
 
 
-# --- indices ----------------------------------------------------------------------------------------------------
+# --- indices ------------------------------------------------------------------------------------------------
 
 
 @levels
@@ -441,22 +580,40 @@ def test_masked_loads(level: str, cache: Cache) -> None:
         ex.masked(inside, load("in0", v - 3), f(0.0)),
         ex.masked(inside, load("in0", v - 3), f(2.5)),
         ex.masked(inside, ex.call("exp", load("in0", ix.const(42) - v)), f(-1.0)),
-        ex.masked(ex.call("lt", at, ex.const(40, I64)), load("in0", v),
-                  ex.masked(late, load("in0", v - 40), f(7.0))),
+        ex.masked(
+            ex.call("lt", at, ex.const(40, I64)), load("in0", v), ex.masked(late, load("in0", v - 40), f(7.0))
+        ),
         ex.masked(inside, load("in0", (v - 3) * 1 // 2), f(0.0)),
-    ]  # fmt: skip
+    ]
     cases = [
-        Case(kernel(f"k{k}", "in0:float32 out0:float32", [vector(v, Store("out0", v, body))]), noise(40), torch.zeros(n))
+        Case(
+            kernel(f"k{k}", "in0:float32 out0:float32", [vector(v, Store("out0", v, body))]),
+            noise(40),
+            torch.zeros(n),
+        )
         for k, body in enumerate(pads)
     ]
     row_inside = ex.call("lt", v_as(r), ex.const(3, I64))
     rows = ex.masked(row_inside, load("in0", r * n + v), f(9.0))
-    cases.append(Case(kernel("rows", "in0:float32 out0:float32",
-                             [Loop(r, 0, 4, "serial", (vector(v, Store("out0", r * n + v, rows)),))]),
-                      noise(150), torch.zeros(200)))  # fmt: skip
+    cases.append(
+        Case(
+            kernel(
+                "rows",
+                "in0:float32 out0:float32",
+                [Loop(r, 0, 4, "serial", (vector(v, Store("out0", r * n + v, rows)),))],
+            ),
+            noise(150),
+            torch.zeros(200),
+        )
+    )
     bools = ex.masked(inside, load("in0", v - 3, BOOL), ex.const(True, BOOL))
-    cases.append(Case(kernel("bools", "in0:bool out0:bool", [vector(v, Store("out0", v, bools))]),
-                      noise(40, BOOL), torch.zeros(n, dtype=BOOL)))  # fmt: skip
+    cases.append(
+        Case(
+            kernel("bools", "in0:bool out0:bool", [vector(v, Store("out0", v, bools))]),
+            noise(40, BOOL),
+            torch.zeros(n, dtype=BOOL),
+        )
+    )
     check(cases, level, cache)
 
 
@@ -464,31 +621,62 @@ def test_masked_loads(level: str, cache: Cache) -> None:
 def test_strided_reversed_and_divided_indices(level: str, cache: Cache) -> None:
     n = 53
     v = i("i0", n)
-    positions = [v * 3, ix.const(n - 1) - v, v // 4, v % 7, (v + 5) // 3 * 2 + v % 3, ix.minimum(v, 20), ix.maximum(v - 9, 0)]
+    positions = [
+        v * 3,
+        ix.const(n - 1) - v,
+        v // 4,
+        v % 7,
+        (v + 5) // 3 * 2 + v % 3,
+        ix.minimum(v, 20),
+        ix.maximum(v - 9, 0),
+    ]
     cases = [
-        Case(kernel(f"k{k}", "in0:float32 out0:float32", [vector(v, Store("out0", v, load("in0", at)))]),
-             noise(3 * n), torch.zeros(n), exact=True)
+        Case(
+            kernel(f"k{k}", "in0:float32 out0:float32", [vector(v, Store("out0", v, load("in0", at)))]),
+            noise(3 * n),
+            torch.zeros(n),
+            exact=True,
+        )
         for k, at in enumerate(positions)
-    ]  # fmt: skip
+    ]
     cases += [
-        Case(kernel(f"s{k}", "in0:float32 out0:float32", [vector(v, Store("out0", at, load("in0", v)))]),
-             noise(n), torch.zeros(3 * n), exact=True)
+        Case(
+            kernel(f"s{k}", "in0:float32 out0:float32", [vector(v, Store("out0", at, load("in0", v)))]),
+            noise(n),
+            torch.zeros(3 * n),
+            exact=True,
+        )
         for k, at in enumerate([v * 3, ix.const(n - 1) - v, v // 4 * 8 + v % 4])
-    ]  # fmt: skip
+    ]
     check(cases, level, cache)
 
 
 @levels
-def test_transpose_in_tiles(level: str, cache: Cache) -> None:
-    rows, columns = 70, 45
-    bv, bc = i("b0", 3), i("b1", 2)
-    v, c = i("i0", rows), i("i1", columns)
-    store = Store("out0", c * rows + v, load("in0", v * columns + c))
-    loop = Loop(c, bc * 32, ix.minimum(bc * 32 + 32, columns), "serial",
-                (Loop(v, bv * 32, ix.minimum(bv * 32 + 32, rows), "vector", (store,)),))  # fmt: skip
-    k = kernel("k", "in0:float32 out0:float32", [Loop(bv, 0, 3, "parallel", (Loop(bc, 0, 2, "parallel", (loop,)),))])
-    check([Case(k, noise(rows * columns), torch.zeros(rows * columns), exact=True)], level, cache)
-    assert "collapse(2)" in cpp.print_kernel(k, level).text
+@pytest.mark.parametrize("dtype", [F32, BF16, I64])
+def test_transpose_in_tiles(dtype: torch.dtype, level: str, cache: Cache) -> None:
+    cases, name = [], str(dtype).removeprefix("torch.")
+    for rows, columns in ((70, 45), (64, 32), (9, 33), (8, 8)):
+        bv, bc = i("b0", -(-rows // 32)), i("b1", -(-columns // 32))
+        v, c = i("i0", rows), i("i1", columns)
+        value = ex.where(
+            ex.call("lt", v_as(v), ex.const(60, I64)), load("in0", v * columns + c, dtype), f0(dtype)
+        )
+        store = Store("out0", c * rows + v, value)
+        across = Loop(v, bv * 32, ix.minimum(bv * 32 + 32, rows), "vector", (store,))
+        along = Loop(c, bc * 32, ix.minimum(bc * 32 + 32, columns), "serial", (across,))
+        tiles = Loop(bv, 0, bv.extent, "parallel", (Loop(bc, 0, bc.extent, "parallel", (along,)),))
+        k = kernel(f"k{rows}_{columns}", f"in0:{name} out0:{name}", [tiles])
+        cases.append(
+            Case(k, noise(rows * columns, dtype), torch.zeros(rows * columns, dtype=dtype), exact=True)
+        )
+        assert "collapse(2)" in cpp.print_kernel(k, level).text
+    check(cases, level, cache)
+    if level != "scalar":
+        assert "load_transposed" in cpp.print_kernel(cases[0].kernel, level).text
+
+
+def f0(dtype: torch.dtype) -> Expr:
+    return ex.const(0, dtype)
 
 
 def gather_kernels() -> list[Kernel]:
@@ -533,12 +721,26 @@ def test_gather_into_a_sum(level: str, cache: Cache) -> None:
         valid = ex.call("ne", target, ex.const(-100, I64))
         at = ix.indirect(ex.where(valid, target, ex.const(0, I64)), 20)
         value = ex.where(valid, ex.call("neg", load("in0", v * 20 + at)), f(0.0))
-        body = [Init("acc0", "sum", F32), Init("acc1", "sum", I64),
-                vector(v, Accumulate("acc0", value), Accumulate("acc1", ex.cast(valid, I64))),
-                Store("out0", ix.const(0), ex.call("div", ex.local("acc0", F32), ex.cast(ex.local("acc1", I64), F32)))]  # fmt: skip
+        body = [
+            Init("acc0", "sum", F32),
+            Init("acc1", "sum", I64),
+            vector(v, Accumulate("acc0", value), Accumulate("acc1", ex.cast(valid, I64))),
+            Store(
+                "out0",
+                ix.const(0),
+                ex.call("div", ex.local("acc0", F32), ex.cast(ex.local("acc1", I64), F32)),
+            ),
+        ]
         targets = torch.arange(n) * 7 % 20
         targets[1::5] = -100
-        cases.append(Case(kernel(f"k{n}", "in0:float32 in1:int64 out0:float32", body), noise(20 * n), targets, torch.zeros(1)))
+        cases.append(
+            Case(
+                kernel(f"k{n}", "in0:float32 in1:int64 out0:float32", body),
+                noise(20 * n),
+                targets,
+                torch.zeros(1),
+            )
+        )
     check(cases, level, cache)
 
 
@@ -546,8 +748,12 @@ def test_gather_into_a_sum(level: str, cache: Cache) -> None:
 def test_division_of_integers_by_zero(level: str, cache: Cache) -> None:
     n = 21
     v = i("i0", n)
-    k = kernel("k", "in0:int64 in1:int64 out0:int64",
-               [vector(v, Store("out0", v, ex.call("floordiv", load("in0", v, I64), load("in1", v, I64))))], checks=True)  # fmt: skip
+    k = kernel(
+        "k",
+        "in0:int64 in1:int64 out0:int64",
+        [vector(v, Store("out0", v, ex.call("floordiv", load("in0", v, I64), load("in1", v, I64))))],
+        checks=True,
+    )
     by = torch.arange(n) + 1
     case = Case(k, torch.arange(n), by, torch.zeros(n, dtype=I64), exact=True)
     check([case], level, cache)
@@ -561,13 +767,15 @@ def test_index_values(level: str, cache: Cache) -> None:
     n, cases = 41, []
     v = i("i0", n)
     params = {F32: "float32", I64: "int64", I32: "int32"}
-    for k, (dtype, body) in enumerate([
-        (F32, ex.cast(v_as(v * 2 + 1), F32)),
-        (I64, v_as(v * v)),
-        (I32, ex.cast(v_as(ix.const(5) - v), I32)),
-        (F32, ex.where(ex.call("le", v_as(v), v_as(ix.const(40) - v)), f(1.0), f(0.0))),
-        (I64, ex.call("mul", v_as(v), load("in0", v, I64))),
-    ]):  # fmt: skip
+    for k, (dtype, body) in enumerate(
+        [
+            (F32, ex.cast(v_as(v * 2 + 1), F32)),
+            (I64, v_as(v * v)),
+            (I32, ex.cast(v_as(ix.const(5) - v), I32)),
+            (F32, ex.where(ex.call("le", v_as(v), v_as(ix.const(40) - v)), f(1.0), f(0.0))),
+            (I64, ex.call("mul", v_as(v), load("in0", v, I64))),
+        ]
+    ):
         kern = kernel(f"k{k}", f"in0:int64 out0:{params[dtype]}", [vector(v, Store("out0", v, body))])
         cases.append(Case(kern, noise(n, I64), torch.zeros(n, dtype=dtype), exact=True))
     check(cases, level, cache)
@@ -588,11 +796,13 @@ def test_large_scratch_is_not_on_the_stack(level: str, cache: Cache) -> None:
     check([Case(k, noise(2 << 15), torch.zeros(2 << 15))], level, cache)
 
 
-# --- the text ---------------------------------------------------------------------------------------------------
+# --- the text -----------------------------------------------------------------------------------------------
 
 
 def test_softmax_reads_well() -> None:
-    assert cpp.print_kernel(row_softmax(2048, 1024), "avx2").text == """\
+    assert (
+        cpp.print_kernel(row_softmax(2048, 1024), "avx2").text
+        == """\
 // attn = torch.softmax(x * 0.125, -1)  # model.py:41
 extern "C" i64 softmax_2048_1024_float32(const f32* __restrict in0, f32* __restrict out0) {
 #pragma omp parallel for schedule(static)
@@ -622,6 +832,7 @@ extern "C" i64 softmax_2048_1024_float32(const f32* __restrict in0, f32* __restr
     return 0;
 }
 """
+    )
 
 
 def test_no_tail_where_none_is_left() -> None:
@@ -638,16 +849,26 @@ def test_lanes_follow_the_widest_value() -> None:
         return cpp.lane_count(kernel("k", params, [vector(v, Store("out0", v, body))]), level)
 
     x = load("in0", v)
-    assert [lanes(a, "in0:float32 out0:float32", x) for a in ("scalar", "neon", "avx2", "avx512")] == [1, 4, 8, 16]
+    assert [lanes(a, "in0:float32 out0:float32", x) for a in ("scalar", "neon", "avx2", "avx512")] == [
+        1,
+        4,
+        8,
+        16,
+    ]
     assert lanes("avx2", "in0:float32 out0:float64", ex.cast(x, F64)) == 4
     assert lanes("avx2", "in0:uint8 out0:uint8", load("in0", v, U8)) == 16
     inside = ex.call("lt", v_as(v), ex.const(9, I64))
-    assert lanes("avx2", "in0:float32 out0:float32", ex.where(inside, x, f(0.0))) == 8, "positions fit 32 bits"
+    assert lanes("avx2", "in0:float32 out0:float32", ex.where(inside, x, f(0.0))) == 8, (
+        "positions fit 32 bits"
+    )
 
 
 def test_serial_kernels_have_no_threads() -> None:
     k = row_softmax(8, 64)
-    assert "omp" not in cpp.print_kernel(kernel("k", "in0:float32 out0:float32", k.body, parallel=False), "avx2").text
+    assert (
+        "omp"
+        not in cpp.print_kernel(kernel("k", "in0:float32 out0:float32", k.body, parallel=False), "avx2").text
+    )
     assert "omp" not in cpp.print_kernel(k, "avx2", openmp=False).text
 
 
@@ -691,7 +912,11 @@ def test_compiles_for_avx512(tmp_path: Path) -> None:
     file.write_text(source.text)
     toolchain = find_toolchain()
     flags = [x for x in toolchain.compile_flags("avx512") if x != "-shared"]
-    done = subprocess.run([*toolchain.compiler, *flags, "-S", "-o", str(tmp_path / "k.s"), str(file)],
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*toolchain.compiler, *flags, "-S", "-o", str(tmp_path / "k.s"), str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"vmaxps\s.*%zmm", (tmp_path / "k.s").read_text())

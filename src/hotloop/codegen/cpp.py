@@ -1,18 +1,19 @@
 """Kernels as C++ source.
 
-What comes in: kernels. What goes out: translation units, each with the vocabulary it needs and one function a kernel.
-What holds in between:
+What comes in: kernels. What goes out: translation units, each with the vocabulary it needs and one function a
+kernel. What holds in between:
 
-* A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order. It returns 0, or 1 where an
-  index was out of range, or 2 where an integer was divided by zero; what it wrote is then unspecified.
+* A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order. It returns 0, or 1
+  where an index was out of range, or 2 where an integer was divided by zero; what it wrote is then
+  unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
 
-Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no packing: 0.42 us
-a call with 3 of them, 0.61 with 6, 0.98 with 12; ``c_int64`` costs twice as much, an array assigned each time 0.57,
-0.68, 0.90.
+Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no
+packing: 0.42 us a call with 3 of them, 0.61 with 6, 0.98 with 12; ``c_int64`` costs twice as much, an array
+assigned each time 0.57, 0.68, 0.90.
 
-The next file is ``cpp_writer.py``, then ``cpp_index.py``, ``cpp_expr.py``, ``cpp_accumulators.py``, ``cpp_stmt.py``;
-the words the code is written in are in ``cpp_prelude.h`` and ``cpp_math.h``.
+The next file is ``cpp_writer.py``, then ``cpp_index.py``, ``cpp_expr.py``, ``cpp_accumulators.py``,
+``cpp_stmt.py``; the words the code is written in are in ``cpp_prelude.h`` and ``cpp_math.h``.
 """
 
 from __future__ import annotations
@@ -129,7 +130,10 @@ def parameter_count(f: KernelSource) -> int:
 def unit_text(functions: Sequence[KernelSource]) -> str:
     """A translation unit: the vocabulary, the vector types, and the functions."""
     needs = sorted(set().union(*(f.needs for f in functions)))
-    types = sorted({m.groups() for f in functions for m in _VECTOR_TYPE.finditer(f.text)}, key=lambda t: (t[0], int(t[1])))
+    types = sorted(
+        {m.groups() for f in functions for m in _VECTOR_TYPE.finditer(f.text)},
+        key=lambda t: (t[0], int(t[1])),
+    )
     aliases = [f"using {t}x{n} = vec<{t}, {n}>;" for t, n in types]
     return "\n".join([prelude(needs), *aliases, "", *(f.text for f in functions)])
 
@@ -170,7 +174,7 @@ def _parameter(p: Param) -> str:
     return f"{'const ' if p.role == 'in' else ''}{kind}*{' __restrict' if p.restrict else ''} {p.name}"
 
 
-# --- lanes ------------------------------------------------------------------------------------------------------
+# --- lanes --------------------------------------------------------------------------------------------------
 
 
 def lane_count(k: Kernel, level: str) -> int:
@@ -188,7 +192,11 @@ def _widest(loop: Loop) -> int:
     def varies(e: Expr) -> bool:
         got = memo.get(e)
         if got is None:
-            got = loop.var in e.free_vars or (e.op == "local" and e.attr in own) or any(map(varies, ex.children(e)))
+            got = (
+                loop.var in e.free_vars
+                or (e.op == "local" and e.attr in own)
+                or any(map(varies, ex.children(e)))
+            )
             memo[e] = got
         return got
 

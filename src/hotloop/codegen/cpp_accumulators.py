@@ -1,9 +1,9 @@
 """The accumulators of reductions in C++: how many there are, how a value is added, how they are combined.
 
-What comes in: ``Init`` and ``Accumulate`` statements, as ``cpp_stmt.py`` meets them. What goes out: their C++. What
-holds in between: an accumulator that is initialised outside a vector loop and fed inside has one part a lane and a
-part for each of several vectors, combined once, after the last loop that feeds it; parts are declared when first
-used. The next file is ``cpp_stmt.py``.
+What comes in: ``Init`` and ``Accumulate`` statements, as ``cpp_stmt.py`` meets them. What goes out: their
+C++. What holds in between: an accumulator that is initialised outside a vector loop and fed inside has one
+part a lane and a part for each of several vectors, combined once, after the last loop that feeds it; parts
+are declared when first used. The next file is ``cpp_stmt.py``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ def update(kind: str, dtype: torch.dtype, into: str, value: str) -> str:
     return f"{into} = {_COMBINE[kind]}({value}, {into});"
 
 
+def _bare(text: str) -> str:
+    """Without the parentheses around the whole, which ``_two`` puts there."""
+    return text[1:-1] if text.startswith("(") else text
+
+
 @dataclass
 class Accumulator:
     """One accumulator while its loops are printed.
@@ -69,6 +74,7 @@ class Accumulator:
 
     @property
     def arg(self) -> bool:
+        """Whether the result is a position."""
         return self.init.kind in ("argmax", "argmin")
 
     def _declare(self, name: str, lanes: int) -> None:
@@ -89,7 +95,9 @@ class Accumulator:
         if vector:
             while len(self.vectors) <= group:
                 k = len(self.vectors)
-                suffix = "" if self.own_lanes and groups == 1 else f"_{'abcd'[k]}" if groups > 1 or k else "_v"
+                suffix = (
+                    "" if self.own_lanes and groups == 1 else f"_{'abcd'[k]}" if groups > 1 or k else "_v"
+                )
                 self.vectors.append(self.name + suffix)
                 self._declare(self.vectors[k], self.lanes)
             return self.vectors[group]
@@ -118,13 +126,18 @@ class Accumulator:
         if not self.vectors:
             if self.scalar is None:
                 self.part(False, 0, 1)
-            return [] if self.scalar == self.name else [f"const {vector_type(dtype, 1)} {self.name} = {self.scalar};"]
+            return (
+                []
+                if self.scalar == self.name
+                else [f"const {vector_type(dtype, 1)} {self.name} = {self.scalar};"]
+            )
         parts = list(self.vectors)
         while len(parts) > 1:
-            parts = [self._two(parts[k], parts[k + 1]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
-        value = f"{_ACROSS[kind]}({parts[0].removeprefix('(').removesuffix(')') if parts[0][0] == '(' else parts[0]})"
+            pairs = [parts[k : k + 2] for k in range(0, len(parts), 2)]
+            parts = [self._two(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        value = f"{_ACROSS[kind]}({_bare(parts[0])})"
         if self.scalar is not None:
-            value = self._two(value, self.scalar).removeprefix("(").removesuffix(")") if kind in ("sum", "prod") else self._two(value, self.scalar)
+            value = _bare(self._two(value, self.scalar))
         return [f"const {vector_type(dtype, 1)} {self.name} = {value};"]
 
     def _two(self, a: str, b: str) -> str:

@@ -1,11 +1,12 @@
 """Value expressions as C++: for one element, or for all lanes of a vector loop.
 
-What comes in: an ``Expr`` and the place in the kernel where its value is wanted. What goes out: C++ text, and before
-it the declarations of what is used more than once. What holds in between:
+What comes in: an ``Expr`` and the place in the kernel where its value is wanted. What goes out: C++ text, and
+before it the declarations of what is used more than once. What holds in between:
 
 * A value is *uniform* where it is the same in all lanes: then it is computed once, as a scalar.
 * Under a ``masked`` the loads of the lanes switched off are not done.
-* A declaration stands in the innermost block that is open, and is found again from that block and those inside it.
+* A declaration stands in the innermost block that is open, and is found again from that block and those
+  inside it.
 
 The next file is ``cpp_stmt.py``.
 """
@@ -40,7 +41,8 @@ _OPERATORS = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("
 _BITS = {"bitwise_and": ("&", "bit_and"), "bitwise_or": ("|", "bit_or"), "bitwise_xor": ("^", "bit_xor")}
 _MASKS = {
     "bitwise_and": "mask_and", "bitwise_or": "mask_or", "bitwise_xor": "mask_xor", "logical_and": "mask_and",
-    "logical_or": "mask_or", "logical_xor": "mask_xor", "mul": "mask_and", "minimum": "mask_and", "fmin": "mask_and",
+    "logical_or": "mask_or", "logical_xor": "mask_xor", "mul": "mask_and", "minimum": "mask_and",
+    "fmin": "mask_and",
     "add": "mask_or", "maximum": "mask_or", "fmax": "mask_or", "ne": "mask_xor",
 }  # fmt: skip
 _RENAMED = {"shl": "lshift", "shr": "rshift", "bitwise_not": "bit_not"}
@@ -58,6 +60,7 @@ class Local:
     names: tuple[str, ...]
 
     def name(self, group: int) -> str:
+        """The spelling in one of several vectors."""
         return self.names[group] if len(self.names) > 1 else self.names[0]
 
 
@@ -80,7 +83,7 @@ class Lanes:
 
 @dataclass
 class Frame:
-    """The values that have a name in an open block. ``uses`` counts the uses of each node by its statements."""
+    """The values that have a name in an open block. ``uses``: how often its statements use each node."""
 
     bound: dict[tuple[object, ...], tuple[Expr, Code]] = field(default_factory=dict)
     uses: Counter[Expr] = field(default_factory=Counter)
@@ -112,7 +115,7 @@ class ExprPrinter:
         self._guard: Code | None = None
         self._vector_memo: dict[Expr, bool] = {}
 
-    # --- what is known about a node -----------------------------------------------------------------------------
+    # --- what is known about a node -------------------------------------------------------------------------
 
     def set_lanes(self, lanes: Lanes) -> None:
         """Move to another loop."""
@@ -134,6 +137,7 @@ class ExprPrinter:
         return got
 
     def uniform_index(self, e: Index) -> bool:
+        """Whether a position is the same in all lanes."""
         if self.lanes.var is None:
             return True
         if self.lanes.var in e.free_vars:
@@ -153,7 +157,7 @@ class ExprPrinter:
         n = self.lanes.count
         return IndexPrinter(self.lanes.var, self.group * n, n, self.uniform_index, self._indirect)
 
-    # --- names --------------------------------------------------------------------------------------------------
+    # --- names ----------------------------------------------------------------------------------------------
 
     def fresh(self, stem: str) -> str:
         """A name nobody has: ``t0``, ``t1``..."""
@@ -175,7 +179,9 @@ class ExprPrinter:
                 return got[1]
         return None
 
-    def bind(self, e: Expr, code: Code, key: tuple[object, ...], kind: str | None = None, stem: str = "t") -> Code:
+    def bind(
+        self, e: Expr, code: Code, key: tuple[object, ...], kind: str | None = None, stem: str = "t"
+    ) -> Code:
         """Give a value a name in the innermost block."""
         name = self.fresh(stem)
         if kind is None:
@@ -206,7 +212,7 @@ class ExprPrinter:
                 self.bind(e, self._node(e), key)
         self.group = 0
 
-    # --- values -------------------------------------------------------------------------------------------------
+    # --- values ---------------------------------------------------------------------------------------------
 
     def value(self, e: Expr, root: bool = False) -> Code:
         """The value as C++. ``root``: it is a whole statement's, and may be long."""
@@ -228,10 +234,15 @@ class ExprPrinter:
         return self.spread(self.value(e, root), e.dtype)
 
     def spread(self, code: Code, dtype: torch.dtype) -> str:
+        """One value in all lanes, where it is not a vector already."""
         n = self.lanes.count
         if code.vector or self.lanes.var is None:
             return code.text
-        return f"mask_splat<{n}>({code.text})" if dtype is torch.bool else f"splat<{vector_type(dtype, n)}>({code.text})"
+        return (
+            f"mask_splat<{n}>({code.text})"
+            if dtype is torch.bool
+            else f"splat<{vector_type(dtype, n)}>({code.text})"
+        )
 
     def _node(self, e: Expr) -> Code:
         if e.op == "const":
@@ -255,7 +266,7 @@ class ExprPrinter:
             raise CompileError("random numbers have no C++ form", stage="codegen", node=e.attr[0])
         return self._call(e)
 
-    # --- memory -------------------------------------------------------------------------------------------------
+    # --- memory ---------------------------------------------------------------------------------------------
 
     def pointer(self, buffer: str, i: Index) -> str:
         """``in0 + 1024 * i0 + i1``."""
@@ -377,7 +388,7 @@ class ExprPrinter:
         kind = "const" if not vector else f"{elem}x{self.lanes.count}"
         return self.bind(payload, Code(text, vector=vector), key, "i64" if kind == "const" else kind, "at")
 
-    # --- operations ---------------------------------------------------------------------------------------------
+    # --- operations -----------------------------------------------------------------------------------------
 
     @contextmanager
     def _under(self, guard: Code) -> Iterator[None]:

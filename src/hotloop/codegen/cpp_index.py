@@ -1,7 +1,8 @@
 """Index expressions as C++: one position, or a vector of positions.
 
 What comes in: an ``Index`` and the lanes of the loop at hand. What goes out: C++ text. What holds in between:
-positions are ``i64``; a vector of them has ``i32`` lanes wherever the range allows. The next file is ``cpp_expr.py``.
+positions are ``i64``; a vector of them has ``i32`` lanes wherever the range allows. The next file is
+``cpp_expr.py``.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class IndexPrinter:
         shift: added to ``var``: which of several vectors of one iteration is meant.
         lanes: the number of lanes.
         uniform: whether an index has one value for all lanes.
-        indirect: prints an index that is read from memory; the second argument is ``i32`` or ``i64`` for a vector
-            of them, ``None`` for a single one.
+        indirect: prints an index that is read from memory; the second argument is ``i32`` or ``i64`` for a
+            vector of them, ``None`` for a single one.
     """
 
     var: Index | None
@@ -95,7 +96,11 @@ class IndexPrinter:
     def _scalar_sum(self, e: Index) -> Code:
         parts: list[str] = []
         for atom, c in e.args[1]:
-            text = self._scalar(atom).at(MUL) if abs(c) == 1 else f"{abs(c)} * {self._scalar(atom).at(UNARY_OPERAND)}"
+            text = (
+                self._scalar(atom).at(MUL)
+                if abs(c) == 1
+                else f"{abs(c)} * {self._scalar(atom).at(UNARY_OPERAND)}"
+            )
             parts.append(("- " if c < 0 else "+ ") + text)
         if e.args[0]:
             parts.append(("- " if e.args[0] < 0 else "+ ") + str(abs(e.args[0])))
@@ -122,7 +127,9 @@ class IndexPrinter:
         for a, c in terms:
             if a is not self.var and not self.uniform(a):
                 atom = self._vector_atom(a, elem)
-                parts.append(atom.at(ADD) if c == 1 else f"{self._number(c, elem)} * {atom.at(UNARY_OPERAND)}")
+                parts.append(
+                    atom.at(ADD) if c == 1 else f"{self._number(c, elem)} * {atom.at(UNARY_OPERAND)}"
+                )
         if not step and not (same.is_const and same.value == 0):
             text = self._scalar(same)
             parts.append(self._number(same.value, elem) if same.is_const else f"{elem}({text.text})")
@@ -151,7 +158,11 @@ class IndexPrinter:
         if e.kind == "mod":
             return Code(f"{x} % {k}", MUL, True)
         back = up // b.value if up else 0
-        return Code(f"{x} / {k} - {self._number(back, elem)}", ADD, True) if back else Code(f"{x} / {k}", MUL, True)
+        return (
+            Code(f"{x} / {k} - {self._number(back, elem)}", ADD, True)
+            if back
+            else Code(f"{x} / {k}", MUL, True)
+        )
 
     def _plain(self, e: Index, elem: str) -> Code:
         """As ``vector``, of an expression that is shifted already."""
@@ -186,4 +197,4 @@ def _lift(a: Index, b: Index) -> int | None:
         return None
     if a.lo >= 0:
         return 0
-    return -(-(-a.lo) // b.value) * b.value if b.is_const else None
+    return (b.value - 1 - a.lo) // b.value * b.value if b.is_const else None

@@ -2,10 +2,11 @@
 
 What comes in: the body of a kernel. What goes out: C++ lines. What holds in between:
 
-* A vector loop is printed as up to three: one over several vectors an iteration, one over single vectors, and what is
-  left over: as one vector of which some lanes count, or, where the body reads or divides in ways that the other lanes
-  must not, one element at a time.
-* Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not pile up.
+* A vector loop is printed as up to three: one over several vectors an iteration, one over single vectors, and
+  what is left over: as one vector of which some lanes count, or, where the body reads or divides in ways that
+  the other lanes must not, one element at a time.
+* Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not
+  pile up.
 * What does not change in a loop is computed before it.
 
 The next file is ``cpp.py``.
@@ -78,7 +79,7 @@ def _most(loop: Loop) -> int:
 
 
 def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
-    """Into what blocks a loop is cut, in iterations, the outermost first; each iteration adds ``terms`` terms."""
+    """Into what blocks a loop is cut, in iterations, outermost first; an iteration adds ``terms`` terms."""
     if terms * trips <= LONG:
         return ()
     sizes = [max(16, BLOCK // terms)]
@@ -98,7 +99,7 @@ class StatementPrinter:
         self._accumulators: dict[str, Accumulator] = {}
         self._inside_parallel = False
 
-    # --- bodies -------------------------------------------------------------------------------------------------
+    # --- bodies ---------------------------------------------------------------------------------------------
 
     def body(self, body: Sequence[Stmt]) -> None:
         """Print statements in order, in the block that is open."""
@@ -173,7 +174,7 @@ class StatementPrinter:
         self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({size});")
         return [s.name]
 
-    # --- accumulators -------------------------------------------------------------------------------------------
+    # --- accumulators ---------------------------------------------------------------------------------------
 
     def _init(self, s: Init, rest: Sequence[Stmt]) -> None:
         inside = self.values.lanes.var is not None
@@ -202,23 +203,26 @@ class StatementPrinter:
         live = None
         if vector and lanes.live is not None and not acc.own_lanes:
             live = f"mask_first<{lanes.count}>({lanes.live})"
-        value = v.vector(s.value, root=True) if vector and (acc.arg or live or acc.init.kind not in ("sum", "prod")) \
-            else v.value(s.value, root=True).text  # fmt: skip
+        if vector and (acc.arg or live or acc.init.kind not in ("sum", "prod")):
+            value = v.vector(s.value, root=True)
+        else:  # + and * take one value for all lanes as well
+            value = v.value(s.value, root=True).text
         if acc.arg:
             self._accumulate_arg(s, acc, into, value, live)
             return
         if dtype is torch.bool and vector:
+            if live is not None and acc.init.kind == "any":
+                value = f"mask_and({value}, {live})"
+            elif live is not None:
+                value = f"mask_or({value}, mask_not({live}))"
             value = f"canonical({value})"
-        if live is not None:
+        elif live is not None:
             value = f"select({live}, {value}, {v.spread(Code(neutral(acc.init.kind, dtype)), dtype)})"
-            if dtype is torch.bool:
-                joined = "mask_and" if acc.init.kind == "any" else "mask_or"
-                other = live if acc.init.kind == "any" else f"mask_not({live})"
-                value = f"{joined}({v.vector(s.value)}, {other})"
-                value = f"canonical({value})"
         self.writer.line(update(acc.init.kind, dtype, into, value))
 
-    def _accumulate_arg(self, s: Accumulate, acc: Accumulator, into: str, value: str, live: str | None) -> None:
+    def _accumulate_arg(
+        self, s: Accumulate, acc: Accumulator, into: str, value: str, live: str | None
+    ) -> None:
         v = self.values
         assert s.position is not None
         if v.lanes.var is None:
@@ -289,7 +293,7 @@ class StatementPrinter:
                 most = max(most, trip * self._terms(s.body))
         return most
 
-    # --- loops --------------------------------------------------------------------------------------------------
+    # --- loops ----------------------------------------------------------------------------------------------
 
     def _loop(self, s: Loop) -> None:
         if _trip(s) == 0:
@@ -317,7 +321,10 @@ class StatementPrinter:
             inner = nest[-1].body[0]
             if not isinstance(inner, Loop) or inner.kind != "parallel":
                 break
-            if any(not ix.as_index(e).free_vars.isdisjoint(t.var for t in nest) for e in (inner.start, inner.stop)):
+            if any(
+                not ix.as_index(e).free_vars.isdisjoint(t.var for t in nest)
+                for e in (inner.start, inner.stop)
+            ):
                 break
             nest.append(inner)
         self._hoist((s,))
@@ -367,15 +374,17 @@ class StatementPrinter:
             self.writer.open(f"while ({name} < {last})")
         else:
             self.writer.open(f"for (i64 {begin} = {first}; {begin} < {last}; {begin} += {size})")
-        self.writer.line(f"const i64 {stop} = minimum<i64>({name if first is None else begin} + {size}, {last});")
+        self.writer.line(
+            f"const i64 {stop} = minimum<i64>({name if first is None else begin} + {size}, {last});"
+        )
         inside = None if first is None else begin
         self._with_parts(s.body, lambda: self._in_blocks(s, sizes[1:], step, inside, stop, loop))
         self.writer.close()
 
-    # --- transposes ---------------------------------------------------------------------------------------------
+    # --- transposes -----------------------------------------------------------------------------------------
 
     def _transposed(self, s: Loop) -> list[Expr]:
-        """The loads of a tile that a serial loop walks along their grain, and the vector loop in it across."""
+        """The loads of a tile that a serial loop walks along the grain, and the vector loop in it across."""
         inner = s.body[0]
         if len(s.body) != 1 or not isinstance(inner, Loop) or inner.kind != "vector":
             return []
@@ -395,7 +404,12 @@ class StatementPrinter:
                     if n.op == "load" and n.buffer not in stored and n.dtype is not torch.bool:
                         i, v = n.indices[0], inner.var
                         step = ix.coefficient(i, v)
-                        if step and step > 1 and ix.coefficient(i, s.var) == 1 and not list(ix.indirect_atoms(i)):
+                        if (
+                            step
+                            and step > 1
+                            and ix.coefficient(i, s.var) == 1
+                            and not list(ix.indirect_atoms(i))
+                        ):
                             found[n] = None
         return list(found)
 
@@ -441,7 +455,7 @@ class StatementPrinter:
         self.writer.close()
         self.writer.close()
 
-    # --- vector loops -------------------------------------------------------------------------------------------
+    # --- vector loops ---------------------------------------------------------------------------------------
 
     def _vector_loop(self, s: Loop) -> None:
         v, outside = self.values, self.values.lanes
@@ -458,12 +472,12 @@ class StatementPrinter:
         v.set_lanes(outside)
 
     def _groups(self, s: Loop) -> int:
-        """How many vectors one iteration computes: several where a chain of accumulations would be waited for."""
+        """The vectors of one iteration: several where a chain of accumulations would be waited for."""
         own = {t.name for t in statements(s.body) if isinstance(t, Init)}
         accumulates = [t for t in statements(s.body) if isinstance(t, Accumulate)]
         if not accumulates or any(isinstance(t, Scratch) for t in statements(s.body)):
             return 1
-        # Accumulators inside nested loops wait for nothing if the vectors are independent, and for memory anyway.
+        # Accumulators initialised inside the loop are fed by nested loops: their own cost is what counts.
         cost = sum(ex.cost(t.value) for t in accumulates) if own else sum(
             ex.cost(t.value) for t in statements(s.body) if isinstance(t, (Accumulate, Let, Store))
         )  # fmt: skip
@@ -481,7 +495,10 @@ class StatementPrinter:
         for t in statements(s.body):
             if isinstance(t, Store) and v.contiguous(t.index) != 1:
                 return False
-            if isinstance(t, Loop) and s.var in ix.as_index(t.stop).free_vars | ix.as_index(t.start).free_vars:
+            if (
+                isinstance(t, Loop)
+                and s.var in ix.as_index(t.stop).free_vars | ix.as_index(t.start).free_vars
+            ):
                 return False
             for root in _roots(t):
                 for n in ex.walk(root):
@@ -514,7 +531,9 @@ class StatementPrinter:
         if done == trip:
             return
         if not masked or trip - done == 1:
-            self._elements(s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text)
+            self._elements(
+                s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text
+            )
             return
         self.writer.open("")
         self.writer.line(f"const i64 {name} = {v.index().scalar(start + done).text};")
@@ -539,7 +558,7 @@ class StatementPrinter:
         self.writer.close()
 
     def _vectors(self, s: Loop, groups: int, first: str | None, last: str, most: int) -> None:
-        """Whole vectors, ``groups`` of them an iteration, from ``first`` (or where the variable is) to ``last``."""
+        """Whole vectors, ``groups`` an iteration, from ``first`` (or where the variable is) to ``last``."""
         v, name, step = self.values, s.var.name, groups * self.width
         v.set_lanes(Lanes(self.width, s.var, groups))
 
@@ -563,7 +582,7 @@ class StatementPrinter:
         self.body(s.body)
         self.writer.close()
 
-    # --- loop invariants ----------------------------------------------------------------------------------------
+    # --- loop invariants ------------------------------------------------------------------------------------
 
     def _hoist(self, loops: Sequence[Loop]) -> None:
         """Compute here what does not change in a loop that comes next."""

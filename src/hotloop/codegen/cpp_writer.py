@@ -1,7 +1,7 @@
 """C++ text as a tree of blocks, indented and braced when it is rendered.
 
-What comes in: lines and blocks, in order. What goes out: text. What holds in between: a mark keeps a place open, so
-that a declaration can be put there once it is known to be needed. The next file is ``cpp_index.py``.
+What comes in: lines and blocks, in order. What goes out: text. What holds in between: a mark keeps a place
+open, so that a declaration can be put there once it is known to be needed. The next file is ``cpp_index.py``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,24 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
-from typing import Union
 
 import torch
 
 from hotloop.ir.expr import dtype_name
 
-__all__ = ["ADD", "ATOM", "LOW", "MUL", "UNARY", "Block", "Code", "Writer", "literal", "register", "vector_type"]
+__all__ = [
+    "ADD",
+    "ATOM",
+    "LOW",
+    "MUL",
+    "UNARY",
+    "Block",
+    "Code",
+    "Writer",
+    "literal",
+    "register",
+    "vector_type",
+]
 
 # How strongly a piece of C++ binds; an operand that binds less is put in parentheses.
 LOW, ADD, MUL, UNARY, ATOM = range(5)
@@ -43,7 +54,7 @@ class Block:
     mark: bool = False
 
 
-Item = Union[str, Block]
+Item = str | Block
 
 
 class Writer:
