@@ -1,7 +1,8 @@
 """Runs a function through lowering and the interpreter, and compares with eager.
 
-What comes in: a function of tensors and its inputs. What goes out: the loop program, for tests that look at it. What
-holds: results have eager's values, dtypes and strides, and ``own=True`` says that nothing was left to PyTorch.
+What comes in: a function of tensors and its inputs. What goes out: the loop program, for tests that look at
+it. What holds: results have eager's values, dtypes and strides, and ``own=True`` says that nothing was left
+to PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def lowered(f: Function, *inputs: Any) -> LoopProgram:
         out = f(*args)
         return list(out) if isinstance(out, tuple) else out
 
-    gm = make_fx(flat, tracing_mode="fake")(*inputs)
+    gm = make_fx(torch.func.functionalize(flat, remove="mutations"), tracing_mode="fake")(*inputs)
     gm.graph.eliminate_dead_code()
     config = Config()
     program = lower(gm, config, Log(config))

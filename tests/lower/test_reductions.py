@@ -69,7 +69,9 @@ def test_extremes_and_positions(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "amax", "amin", "any", "sum", "nansum"])
 def test_nan_and_ties(name: str) -> None:
     nan = float("nan")
-    x = torch.tensor([[1.0, nan, 3.0, nan], [2.0, 5.0, 5.0, -5.0], [nan] * 4, [-float("inf")] * 4, [0.0, -0.0, 0.0, 0]])
+    x = torch.tensor(
+        [[1.0, nan, 3.0, nan], [2.0, 5.0, 5.0, -5.0], [nan] * 4, [-float("inf")] * 4, [0.0, -0.0, 0.0, 0]]
+    )
     check(lambda x: getattr(x, name)(dim=1), x, exact=True)
     check(lambda x: getattr(x, name)(), x, exact=True)
 
@@ -106,7 +108,9 @@ def test_norms(order: float, dtype: torch.dtype) -> None:
     for shape, dim in SHAPES:
         x = tensor(shape, dtype)
         check(lambda x, dim=dim: torch.linalg.vector_norm(x, order, dim), x)
-        check(lambda x, dim=dim: torch.linalg.vector_norm(x, order, dim, keepdim=True, dtype=torch.float64), x)
+        check(
+            lambda x, dim=dim: torch.linalg.vector_norm(x, order, dim, keepdim=True, dtype=torch.float64), x
+        )
     check(lambda x: torch.norm(x, order, 0), tensor((4, 3), dtype))
 
 
@@ -139,11 +143,14 @@ def test_several_dimensions() -> None:
 
 def test_layouts() -> None:
     x = torch.randn(2, 6, 5, 7)
-    both = lambda x: (x.sum(1), x.mean((2, 3), keepdim=True), x.argmax(-1), x.amin(0, keepdim=True))  # noqa: E731
-    check(both, x.to(memory_format=torch.channels_last))
-    check(both, x.transpose(1, 3))
-    check(both, x[:, ::2, 1:, ::3])
-    check(both, torch.randn(2, 1, 5, 1).expand(2, 6, 5, 7))
+
+    def several(x: torch.Tensor) -> Any:
+        return x.sum(1), x.mean((2, 3), keepdim=True), x.argmax(-1), x.amin(0, keepdim=True)
+
+    check(several, x.to(memory_format=torch.channels_last))
+    check(several, x.transpose(1, 3))
+    check(several, x[:, ::2, 1:, ::3])
+    check(several, torch.randn(2, 1, 5, 1).expand(2, 6, 5, 7))
 
 
 def test_integer_sums_are_int64_and_wrap() -> None:

@@ -1,9 +1,9 @@
 """Lowering rules of reads at positions that are data: gather, index, embedding.
 
-What comes in: a view and integer index tensors. What goes out: one ``Pointwise`` whose load has an indirect index;
-the scheduler folds it into its readers. What holds in between: where eager counts negative positions from the end, so
-does the payload; where eager raises, for those or for any position out of range, the index is ``checked``. Boolean
-masks give shapes that are not known, and stay calls through PyTorch.
+What comes in: a view and integer index tensors. What goes out: one ``Pointwise`` whose load has an indirect
+index; the scheduler folds it into its readers. What holds in between: where eager counts negative positions
+from the end, so does the payload; where eager raises, for those or for any position out of range, the index
+is ``checked``. Boolean masks give shapes that are not known, and stay calls through PyTorch.
 
 The next file is ``pooling.py``.
 """
@@ -34,7 +34,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _position(index: View, point: Sequence[IndexLike], size: int, wrap: bool, checked: bool = True) -> Index:
-    """The element of an index tensor as an index below ``size``; ``wrap``: negative ones count from the end."""
+    """The element of an index tensor as an index below ``size``; ``wrap``: negative from the end."""
     at = ex.cast(index.at(point), torch.int64)
     if wrap:
         negative = ex.call("lt", at, ex.const(0, torch.int64))
@@ -88,9 +88,7 @@ def _embedding(
     if weight.dtype not in SUPPORTED or indices.dtype not in _INTEGERS:
         return NotImplemented
     rows = weight.sizes[0]
-    return moved(
-        b, result(node), lambda v: weight.at((_position(indices, v[:-1], rows, wrap=False), v[-1]))
-    )
+    return moved(b, result(node), lambda v: weight.at((_position(indices, v[:-1], rows, wrap=False), v[-1])))
 
 
 def _take(b: Builder, node: Node, x: View, index: View) -> Any:
@@ -103,8 +101,8 @@ def _take(b: Builder, node: Node, x: View, index: View) -> Any:
 class _Advanced:
     """How the coordinates of ``x[indices]`` come about, with ``None`` for a dimension taken whole.
 
-    The index tensors broadcast to one shape. Its dimensions stand where the first index tensor stood if the tensors
-    were next to each other, and in front otherwise.
+    The index tensors broadcast to one shape. Its dimensions stand where the first index tensor stood if the
+    tensors were next to each other, and in front otherwise.
     """
 
     def __init__(self, x: View, indices: Sequence[View | None]) -> None:
@@ -112,7 +110,8 @@ class _Advanced:
         self.indices = (*indices, *(None,) * (x.ndim - len(indices)))
         self.used = [d for d, i in enumerate(self.indices) if i is not None]
         tensors = [i for i in self.indices if i is not None]
-        self.shape = tuple(torch.broadcast_shapes(*(t.sizes for t in tensors)))  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(*(t.sizes for t in tensors))  # type: ignore[no-untyped-call]
+        self.shape = tuple(shape)
         self.broadcast = [t.expand(self.shape) for t in tensors]
         adjacent = self.used == list(range(self.used[0], self.used[0] + len(self.used)))
         self.lead = self.used[0] if adjacent else 0

@@ -197,7 +197,11 @@ class _Walk:
         root = b.buffers[ref.buffer].alias_of or ref.buffer
         if b.buffers[root].kind == "temp":
             b.buffers[root] = replace(b.buffers[root], kind="output")
-        strides = tuple(int(s) for s in val.stride())
+        # Dimensions of size 1 have eager's strides too. Where a copy was made of a tensor with gaps, the rest differ.
+        strides = tuple(
+            int(theirs) if n == 1 else ours
+            for n, ours, theirs in zip(ref.sizes, ref.strides, val.stride(), strict=True)
+        )
         return replace(ref, strides=strides) if val.numel() else ref
 
 

@@ -1,9 +1,9 @@
 """Lowering rules of windows over planes: pools and resizing.
 
-What comes in: a tensor whose last dimensions are a plane (1, 2 or 3 of them) and the window's numbers. What goes out:
-for small windows one ``Pointwise`` with the window written out, for large ones a ``Reduce`` over it. What holds in
-between: positions are index expressions, so the masks of a window that cannot leave the plane vanish, and the sums
-run in eager's order.
+What comes in: a tensor whose last dimensions are a plane (1, 2 or 3 of them) and the window's numbers. What
+goes out: for small windows one ``Pointwise`` with the window written out, for large ones a ``Reduce`` over
+it. What holds in between: positions are index expressions, so the masks of a window that cannot leave the
+plane vanish, and the sums run in eager's order.
 
 This is the last of the rule modules.
 """
@@ -57,12 +57,12 @@ def _floats(x: View) -> bool:
     return x.dtype in SUPPORTED and x.dtype.is_floating_point
 
 
-# --- averages ---------------------------------------------------------------------------------------------------
+# --- averages -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Span:
-    """The part of one dimension that an output position averages: ``start <= i < end``, at most ``taps`` long.
+    """The part of one dimension that an output averages: ``start <= i < end``, at most ``taps`` long.
 
     ``weight`` is the length that counts in the divisor.
     """
@@ -168,7 +168,7 @@ def _adaptive_avg_pool(n: int) -> Rule:
     return rule
 
 
-# --- maxima -----------------------------------------------------------------------------------------------------
+# --- maxima -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _max_pool(n: int) -> Rule:
     return rule
 
 
-# --- resizing ---------------------------------------------------------------------------------------------------
+# --- resizing -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,9 @@ def _single(value: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(value, dtype=dtype).item())
 
 
-def _resizes(x: View, like: torch.Tensor, scales: Sequence[float | None], dtype: torch.dtype) -> list[_Resize]:
+def _resizes(
+    x: View, like: torch.Tensor, scales: Sequence[float | None], dtype: torch.dtype
+) -> list[_Resize]:
     n = len(scales)
     out: list[_Resize] = []
     for size, to, s in zip(x.sizes[x.ndim - n :], like.shape[x.ndim - n :], scales, strict=True):
@@ -367,7 +369,7 @@ Between = tuple[Index, Index, Expr]
 def _linear_position(r: _Resize, o: Index, align_corners: bool, dtype: torch.dtype) -> Between:
     """Where an output position lies between two elements.
 
-    With ``align_corners`` at ``o * (size - 1) / (out - 1)``, else at ``(o + 1/2) * scale - 1/2``, not below 0.
+    ``align_corners``: at ``o * (size - 1) / (out - 1)``; else at ``(o + 1/2) * scale - 1/2``, at least 0.
     """
     if r.out == r.size and (align_corners or r.exact):
         return o, o, ex.const(0.0, dtype)

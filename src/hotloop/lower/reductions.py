@@ -1,9 +1,9 @@
 """Lowering rules of reductions: sums, extremes, their positions, variances, norms.
 
 What comes in: a view, the dimensions to reduce, and the FX node. What goes out: ``Reduce`` operations, with a
-pointwise step after them where the result is not the reduction itself (mean, variance, norm). What holds in between:
-bfloat16 and float16 are reduced in float32 and rounded once, integers and bools are summed in int64, and a case that
-a rule cannot do returns ``NotImplemented``, which makes it a call through PyTorch.
+pointwise step after them where the result is not the reduction itself (mean, variance, norm). What holds in
+between: bfloat16 and float16 are reduced in float32 and rounded once, integers and bools are summed in int64,
+and a case that a rule cannot do returns ``NotImplemented``, which makes it a call through PyTorch.
 
 The next file is ``views.py``.
 """
@@ -99,7 +99,13 @@ class _Split:
 
 
 def _reduce(
-    b: Builder, x: View, s: _Split, kind: str, dtype: torch.dtype, f: Element, like: torch.Tensor | None = None
+    b: Builder,
+    x: View,
+    s: _Split,
+    kind: str,
+    dtype: torch.dtype,
+    f: Element,
+    like: torch.Tensor | None = None,
 ) -> View:
     """Reduce ``f(element, point)`` into a buffer of ``dtype``."""
 
@@ -119,11 +125,11 @@ def _number(value: float, like: Expr) -> Expr:
     return ex.const(value, like.dtype)
 
 
-# --- sums -------------------------------------------------------------------------------------------------------
+# --- sums ---------------------------------------------------------------------------------------------------
 
 
 def _accumulated(dtype: torch.dtype) -> Element:
-    """The element as ``dtype`` (what eager converts it to first), in the dtype that sums of it are done in."""
+    """The element as ``dtype`` (eager converts it first), in the dtype that such sums are done in."""
     total = compute_dtype(dtype) if dtype.is_floating_point else torch.int64
     return lambda e, _: ex.cast(ex.cast(e, dtype, implicit=True), total)
 
@@ -198,11 +204,17 @@ def _count_nonzero(b: Builder, node: torch.fx.Node, x: View, dim: int | Sequence
     if x.dtype not in SUPPORTED:
         return NotImplemented
     return _reduce(
-        b, x, _Split(x, dim, False), "sum", torch.int64, lambda e, _: ex.cast(_nonzero(e), torch.int64), result(node)
+        b,
+        x,
+        _Split(x, dim, False),
+        "sum",
+        torch.int64,
+        lambda e, _: ex.cast(_nonzero(e), torch.int64),
+        result(node),
     )
 
 
-# --- extremes ---------------------------------------------------------------------------------------------------
+# --- extremes -----------------------------------------------------------------------------------------------
 
 
 def _ordered(e: Expr) -> Expr:
@@ -265,12 +277,15 @@ def _arg_extreme(kind: str) -> Rule:
     return rule
 
 
-def _aminmax(b: Builder, node: torch.fx.Node, x: View, *, dim: int | None = None, keepdim: bool = False) -> Any:
+def _aminmax(
+    b: Builder, node: torch.fx.Node, x: View, *, dim: int | None = None, keepdim: bool = False
+) -> Any:
     s = _Split(x, dim, keepdim)
     if x.dtype not in SUPPORTED or _empty(s):
         return NotImplemented
     return tuple(
-        _extreme(b, x, s, kind, result(node, k)) if uses(node, k) else None for k, kind in enumerate(("min", "max"))
+        _extreme(b, x, s, kind, result(node, k)) if uses(node, k) else None
+        for k, kind in enumerate(("min", "max"))
     )
 
 
@@ -302,7 +317,7 @@ def _truth(kind: str) -> Rule:
     return rule
 
 
-# --- variances --------------------------------------------------------------------------------------------------
+# --- variances ----------------------------------------------------------------------------------------------
 
 
 def _moments(
@@ -369,7 +384,7 @@ def _deviation_unbiased(root: bool, with_mean: bool) -> Rule:
     return rule
 
 
-# --- norms ------------------------------------------------------------------------------------------------------
+# --- norms --------------------------------------------------------------------------------------------------
 
 
 def _vector_norm(
@@ -427,7 +442,9 @@ def _norm_dtype(b: Builder, node: torch.fx.Node, x: View, p: float | None = 2, *
     return _vector_norm(b, node, x, 2 if p is None else p)
 
 
-def _logsumexp(b: Builder, node: torch.fx.Node, x: View, dim: int | Sequence[int], keepdim: bool = False) -> Any:
+def _logsumexp(
+    b: Builder, node: torch.fx.Node, x: View, dim: int | Sequence[int], keepdim: bool = False
+) -> Any:
     """``log(sum(exp(x - m))) + m`` with ``m`` the maximum, 0 where that is infinite."""
     out = result(node)
     if x.dtype not in SUPPORTED or out.dtype not in SUPPORTED:

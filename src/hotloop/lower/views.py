@@ -1,9 +1,10 @@
 """Lowering rules of views, and of operators that only move elements.
 
-What comes in: views of buffers and the node's plain arguments. What goes out: for ATen's view operators an index map
-(``View.remap``), never an operation; for what is a new tensor in eager (cat, pad, roll, flip, the scatters into
-slices) one ``Pointwise`` that the scheduler folds into its readers. What holds in between: elements are moved in their
-own dtype, and a load whose position may be outside its buffer stands under ``masked``.
+What comes in: views of buffers and the node's plain arguments. What goes out: for ATen's view operators an
+index map (``View.remap``), never an operation; for what is a new tensor in eager (cat, pad, roll, flip, the
+scatters into slices) one ``Pointwise`` that the scheduler folds into its readers. What holds in between:
+elements are moved in their own dtype, and a load whose position may be outside its buffer stands under
+``masked``.
 
 The next file is ``indexing.py``.
 """
@@ -46,10 +47,12 @@ def between(i: IndexLike, lo: IndexLike, hi: IndexLike) -> Expr:
 
 def moved(b: Builder, like: torch.Tensor, f: Callable[[Vars], Expr]) -> View:
     """A new tensor shaped like the fake one, whose elements ``f`` picks."""
+    if like.numel() == 0:  # no element to pick, and perhaps none to pick from
+        return b.pointwise(tuple(like.shape), like.dtype, lambda v: ex.const(0, like.dtype), like)
     return b.pointwise(tuple(like.shape), like.dtype, f, like)
 
 
-# --- strided views ----------------------------------------------------------------------------------------------
+# --- strided views ------------------------------------------------------------------------------------------
 
 
 def _same(b: Builder, node: Node, x: View, *args: Any, **kwargs: Any) -> View:
@@ -66,9 +69,7 @@ def _reshape(b: Builder, node: Node, x: View, *args: Any, **kwargs: Any) -> View
 
 def _permute(b: Builder, node: Node, x: View, dims: Sequence[int]) -> View:
     order = [d % x.ndim for d in dims]
-    return x.remap(
-        [x.sizes[d] for d in order], lambda v: [v[order.index(d)] for d in range(x.ndim)]
-    )
+    return x.remap([x.sizes[d] for d in order], lambda v: [v[order.index(d)] for d in range(x.ndim)])
 
 
 def _transpose(b: Builder, node: Node, x: View, dim0: int, dim1: int) -> View:
@@ -89,7 +90,7 @@ def _slice_view(x: View, dim: int, start: int, step: int, size: int) -> View:
 
 
 def _slice_start(n: int, start: int | None) -> int:
-    """Where a slice of ``n`` elements starts: negative counts from the end, and it never leaves the dimension."""
+    """Where a slice of ``n`` elements starts: negative counts from the end; never outside the dimension."""
     if start is None:
         return 0
     return min(max(start + n if start < 0 else start, 0), n)
@@ -160,9 +161,7 @@ def _unfold(b: Builder, node: Node, x: View, dimension: int, size: int, step: in
     if x.ndim == 0:
         return x.remap((size,), lambda v: ())
     dim = dimension % x.ndim
-    return x.remap(
-        tuple(result(node).shape), lambda v: with_dim(v[:-1], dim, v[dim] * step + v[-1])
-    )
+    return x.remap(tuple(result(node).shape), lambda v: with_dim(v[:-1], dim, v[dim] * step + v[-1]))
 
 
 def _diagonal(b: Builder, node: Node, x: View, offset: int = 0, dim1: int = 0, dim2: int = 1) -> View:
@@ -187,8 +186,8 @@ def _as_strided(
 ) -> Any:
     """An index map, where every position asked for is an element of ``x``.
 
-    ``as_strided`` speaks of positions in eager's storage. Where ``x`` is dense in it, position ``p`` is one element of
-    ``x``, whatever memory ``x`` has here. Anything else is about memory that only PyTorch knows.
+    ``as_strided`` speaks of positions in eager's storage. Where ``x`` is dense in it, position ``p`` is one
+    element of ``x``, whatever memory ``x`` has here. Anything else is about memory that only PyTorch knows.
     """
     source = node.args[0]
     if not isinstance(source, Node):
@@ -213,7 +212,7 @@ def _as_strided(
 
 
 def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """The dimensions from the outermost inwards, of a tensor without gaps or overlaps; ``None`` of any other."""
+    """The dimensions from the outermost inwards, where there are no gaps or overlaps; else ``None``."""
     order = sorted(range(len(sizes)), key=lambda d: (strides[d], sizes[d]), reverse=True)
     order = [d for d in order if sizes[d] == 1] + [d for d in order if sizes[d] != 1]
     step = 1
@@ -234,7 +233,7 @@ def _view_dtype(b: Builder, node: Node, x: View, dtype: torch.dtype) -> Any:
     return moved(b, result(node), lambda v: ex.bitcast(x.at(v), dtype))
 
 
-# --- elements in another order ----------------------------------------------------------------------------------
+# --- elements in another order ------------------------------------------------------------------------------
 
 
 def _fresh(b: Builder, node: Node, x: View, *args: Any, **kwargs: Any) -> Any:
@@ -294,9 +293,7 @@ def _repeat_interleave(
     if x.dtype not in SUPPORTED or not isinstance(repeats, int):
         return NotImplemented
     source, at = (x.reshape((x.numel,)), 0) if dim is None or x.ndim == 0 else (x, dim % x.ndim)
-    return moved(
-        b, result(node), lambda v: source.at(with_dim(v, at, ix.floordiv(v[at], max(repeats, 1))))
-    )
+    return moved(b, result(node), lambda v: source.at(with_dim(v, at, ix.floordiv(v[at], max(repeats, 1)))))
 
 
 def _rot90(b: Builder, node: Node, x: View, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
@@ -363,7 +360,7 @@ def _triangle(keep: str) -> Rule:
     return rule
 
 
-# --- several tensors as one -------------------------------------------------------------------------------------
+# --- several tensors as one ---------------------------------------------------------------------------------
 
 #: Above this many inputs one expression would be a long chain of tests: PyTorch's copies are faster.
 _MOST_JOINED = 8
@@ -381,7 +378,7 @@ def _join(b: Builder, like: torch.Tensor, tensors: Sequence[View], dim: int) -> 
         for t in reversed(tensors):
             start = end - t.sizes[dim]
             value = ex.cast(t.at(with_dim(v, dim, v[dim] - start)), like.dtype)
-            # Both bounds: what stands in ``otherwise`` is evaluated everywhere, so the mask has to be its own.
+            # Both bounds: what stands in ``otherwise`` is evaluated everywhere, and needs its own mask.
             out = ex.masked(between(v[dim], start, end), value, out)
             end = start
         return out
@@ -402,7 +399,7 @@ def _stack(b: Builder, node: Node, tensors: Sequence[View], dim: int = 0) -> Any
     return _join(b, like, [_unsqueeze_view(t, dim) for t in tensors], dim)
 
 
-# --- pads -------------------------------------------------------------------------------------------------------
+# --- pads ---------------------------------------------------------------------------------------------------
 
 
 def _pads(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
@@ -447,27 +444,27 @@ def _edge_pad(source: Callable[[Index, int, int], Index]) -> Rule:
         pads = _pads(padding, x.ndim)
 
         def element(v: Vars) -> Expr:
-            return x.at([
-                i if pad == (0, 0) else source(i, pad[0], n) for i, n, pad in zip(v, x.sizes, pads, strict=True)
-            ])  # fmt: skip
+            dims = zip(v, x.sizes, pads, strict=True)
+            return x.at([i if pad == (0, 0) else source(i, pad[0], n) for i, n, pad in dims])
 
         return moved(b, result(node), element)
 
     return rule
 
 
-# --- a tensor with a part replaced ------------------------------------------------------------------------------
+# --- a tensor with a part replaced --------------------------------------------------------------------------
 
 
 def _replaced(
     b: Builder, node: Node, x: View, src: View, where: Callable[[Vars], Expr], at: Callable[[Vars], Any]
 ) -> Any:
     """``x`` with the elements where ``where`` holds taken from ``src``."""
-    if x.dtype not in SUPPORTED or src.dtype not in SUPPORTED:
+    like = result(node)
+    # Eager keeps the strides of ``x`` here, gaps and all: only PyTorch makes such a tensor.
+    dense = _dense_order(tuple(like.shape), tuple(like.stride())) is not None
+    if x.dtype not in SUPPORTED or src.dtype not in SUPPORTED or not dense:
         return NotImplemented
-    return moved(
-        b, result(node), lambda v: ex.masked(where(v), ex.cast(src.at(at(v)), x.dtype), x.at(v))
-    )
+    return moved(b, like, lambda v: ex.masked(where(v), ex.cast(src.at(at(v)), x.dtype), x.at(v)))
 
 
 def _slice_scatter(
@@ -522,8 +519,11 @@ def _as_strided_scatter(b: Builder, node: Node, x: View, src: View, *args: Any, 
     size, stride = tuple(args[0]), tuple(args[1])
     fake = result(node)
     offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
-    whole = size == x.sizes and stride == tuple(fake.stride()) and not offset
-    if not whole or _dense_order(size, stride) is None or src.dtype not in SUPPORTED or x.dtype not in SUPPORTED:
+    source = node.args[0]
+    if offset is not None and isinstance(source, Node) and offset != source.meta["val"].storage_offset():
+        return NotImplemented
+    whole = size == x.sizes and stride == tuple(fake.stride()) and _dense_order(size, stride) is not None
+    if not whole or src.dtype not in SUPPORTED or x.dtype not in SUPPORTED:
         return NotImplemented
     return moved(b, fake, lambda v: ex.cast(src.at(v), x.dtype))
 
@@ -582,6 +582,7 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view.default: _reshape,
     aten._reshape_alias.default: _reshape,
     aten.view.dtype: _view_dtype,
+    aten.as_strided_.default: _as_strided,  # changes no element; adaptive pools leave it in functional graphs
     aten.lift_fresh.default: _same,
     aten.lift_fresh_copy.default: _fresh,
     aten.flip.default: _flip,
