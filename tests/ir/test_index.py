@@ -1,7 +1,8 @@
 """The index algebra against Python's integers.
 
-What comes in: random recipes (an expression as nested tuples). What goes out: nothing. What holds: whatever the
-constructors simplify, the value at every point is the recipe's, and lies within the bounds the node carries.
+What comes in: random recipes (an expression as nested tuples). What goes out: nothing. What holds: whatever
+the constructors simplify, the value at every point is the recipe's, and lies within the bounds the node
+carries.
 """
 
 from __future__ import annotations

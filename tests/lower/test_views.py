@@ -92,8 +92,8 @@ def test_views(name: str, source: str, dtype: torch.dtype) -> None:
     if name == "as_strided" and source != "contiguous":
         x = x.contiguous()
     check(VIEWS[name], x, exact=True)
-    # Once more on a value computed in the program, and read by another operation.
-    check(lambda x: _also_computed(VIEWS[name], x), x, exact=True)
+    if dtype is torch.float32:  # once more on a value computed in the program, and read by another operation
+        check(lambda x: _also_computed(VIEWS[name], x), x, exact=True)
 
 
 def _also_computed(f: Function, x: torch.Tensor) -> Any:
