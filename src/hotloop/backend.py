@@ -11,31 +11,36 @@ import ctypes
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from hotloop import compat
-from hotloop.codegen.cpp import print_kernels
+from hotloop.codegen.cpp import KernelSource, make_units, parameter_count, print_functions
 from hotloop.codegen.host import print_host
+from hotloop.codegen.output_code import fusions, graph_key, print_output_code, steps
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
-from hotloop.errors import HotloopError, ToolchainError
+from hotloop.errors import CompileError, HotloopError, ToolchainError
 from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
+from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
+from hotloop.runtime.override import find_override
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program
 from hotloop.runtime.toolchain import choose_simd, find_toolchain
 from hotloop.schedule.schedule import schedule
 
-__all__ = ["compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused"]
+__all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link"]
 
 Options = Mapping[str, Any]
 Compiled = Callable[..., Any]
@@ -129,44 +134,89 @@ def _uncompiled(gm: torch.fx.GraphModule, error: Exception) -> Compiled:
 def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
     number = next(_graph_numbers)
     name = f"graph_{number}_{kind}"
-    with Log(config, graph_id=number, kind=kind) as log:  # type: ignore[arg-type]
+    threads = config.cpp.threads or torch.get_num_threads()
+    with Log(config, graph_id=number, kind=kind) as log, _reported(log):  # type: ignore[arg-type]
+        log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
-        gm = passes.run(gm, config, log)
+        with _stage("graph"):
+            gm = passes.run(gm, config, log)
         log.stage("fx_graph_transformed", lambda: gm.print_readable(print_output=False))
-        program = lower(gm, config, log, name)
+        with _stage("lower"):
+            program = lower(gm, config, log, name)
         log.stage("ir_pre_fusion", lambda: str(program))
         if config.check:
             verify_program(program)
-        plan = schedule(program, config, log, torch.get_num_threads())
+        with _stage("schedule"):
+            plan = schedule(program, config, log, threads)
         log.stage("ir_post_fusion", lambda: str(plan))
-        log.artifact("schedule", lambda: str(plan))
+        log.artifact("schedule", lambda: steps(plan))
+        log.artifact("fusion", lambda: fusions(plan))
         if config.check:
             verify_schedule(plan)
-        return _build(plan, name, config, log)
+        with _stage("codegen"):
+            level = choose_simd(config.cpp.simd)
+            functions = print_functions(_distinct_kernels(plan), level)
+            host, objects = print_host(plan, name)
+        log.stage("output_code", lambda: print_output_code(program, functions, host, name, level))
+        for f in functions:
+            log.artifact("kernel_code", partial(str, f.text))
+        if config.override_dir is not None:
+            edited = find_override(config.override_dir, graph_key(program))
+            if edited is not None:
+                warnings.warn(f"hotloop takes {edited.path} for {name}", RuntimeWarning, stacklevel=2)
+                functions, host, level = list(edited.functions), edited.host, choose_simd(edited.level)
+        return link(functions, host, Bound(name, plan.program.constants, objects), level, config)
 
 
-def _build(plan: Schedule, name: str, config: Config, log: Log) -> Compiled:
-    """Print, compile and load the kernels and the host program of a schedule."""
-    kernels = _distinct_kernels(plan)
-    level = choose_simd(config.cpp.simd)
-    functions: dict[str, Any] = {}
-    params = {k.name: len(k.params) for k in kernels}
-    sources = print_kernels(kernels, level, units=config.compile_workers or 2) if kernels else []
-    for source in sources:
-        log.artifact("kernel_code", partial(str, source.text))
-    host, objects = print_host(plan, name)
-    log.stage("output_code", lambda: "\n".join([*(f"r'''\n{s.text}\n'''" for s in sources), host]))
-    if sources:
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Whatever goes wrong inside is an error of this stage."""
+    try:
+        yield
+    except HotloopError:
+        raise
+    except Exception as error:
+        raise CompileError(f"{type(error).__name__}: {error}", stage=name) from error
+
+
+@contextmanager
+def _reported(log: Log) -> Iterator[None]:
+    """An error of a graph that was dumped names the command that shows it again."""
+    try:
+        yield
+    except CompileError as error:
+        if log.directory is None:
+            raise
+        hint = f"python {log.directory / 'fx_graph_runnable.py'} shows it again; {error.hint}"
+        raise type(error)(
+            error.message, stage=error.stage, node=error.node, source_line=error.source_line, hint=hint
+        ) from error
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a host program refers to by name or number: the graph's own tensors, and objects without a literal."""
+
+    name: str
+    constants: Mapping[str, torch.Tensor]
+    objects: Sequence[Any]
+
+
+def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
+    """Compile and load the kernels, and give the callable of a host program."""
+    found: dict[str, Any] = {}
+    if functions:
         builder = _builder(config.cpp.cxx, config.cache_dir, config.compile_workers, level)
-        libraries = builder.build([Source(s.name, s.text) for s in sources])
-        for source, library in zip(sources, libraries, strict=True):
-            for symbol in source.symbols:
-                function = library.function(symbol, [ctypes.c_void_p] * params[symbol])
-                function.restype = ctypes.c_int64
-                functions[symbol] = function
+        units = make_units(functions, config.compile_workers or 2)
+        arguments = {f.symbol: [ctypes.c_void_p] * parameter_count(f) for f in functions}
+        libraries = builder.build([Source(u.name, u.text) for u in units])
+        for unit, library in zip(units, libraries, strict=True):
+            for symbol in unit.symbols:
+                found[symbol] = library.function(symbol, arguments[symbol])
+                found[symbol].restype = ctypes.c_int64
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
-    runtime = Runtime(functions, plan.program.constants, objects, pool, config.memory_pool)
-    return load_program(host, f"<hotloop {name}>", runtime)
+    runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool)
+    return load_program(host, f"<hotloop {bound.name}>", runtime)
 
 
 def _distinct_kernels(plan: Schedule) -> list[Kernel]:

@@ -26,7 +26,7 @@ from torch._logging import _internal as torch_logging
 
 # The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
 from torch._ops import OpOverload as OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -232,6 +232,11 @@ def aot_backend(
         partition_fn=min_cut_rematerialization_partition,
     )
     return backend
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values. torch 2.11 to 2.14: `FakeTensor`."""
+    return isinstance(tensor, FakeTensor)
 
 
 def fake_mode_of(inputs: Sequence[Any]) -> Any:

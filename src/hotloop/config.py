@@ -214,6 +214,12 @@ class Config:
         section, _, inner = find_option(name).name.rpartition(".")
         return getattr(getattr(self, section) if section else self, inner)
 
+    def changed(self) -> dict[str, Any]:
+        """The options that change generated code and differ from the defaults, by dotted name."""
+        default = Config()
+        found = {name: self.get(name) for name, option in options().items() if option.code}
+        return {name: value for name, value in found.items() if value != default.get(name)}
+
     def code_key(self) -> str:
         """The options that change generated code, one `name=value` a line: part of every cache key."""
         return "\n".join(f"{name}={self.get(name)!r}" for name, option in options().items() if option.code)

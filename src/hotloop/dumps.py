@@ -169,7 +169,8 @@ class Log:
         self.close()
 
     def _emit(self, artifact: str, text: str) -> None:
-        _LOGGERS[artifact].debug("%s: %s", self._name, text)
+        # Source code begins on a line of its own.
+        _LOGGERS[artifact].debug("%s:%s%s", self._name, "\n" if "\n" in text.rstrip("\n") else " ", text)
 
     def _make_directory(self) -> Path:
         parent = Path(self._config.debug_dir or compat.debug_run_dir()) / "hotloop"

@@ -194,7 +194,7 @@ def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
 def to_text(k: Kernel) -> str:
     params = ", ".join(f"{p.role} {dtype_name(p.dtype)} {p.name}" for p in k.params)
     lines = [f"kernel {k.name}({params})"]
-    lines += [f"  # {o.source}" for o in dict.fromkeys(k.origins) if o.source]
+    lines += [f"  # {source}" for source in dict.fromkeys(o.source for o in k.origins) if source]
     _body_text(k.body, "  ", lines)
     return "\n".join(lines) + "\n"
 
