@@ -287,9 +287,10 @@ class ExprPrinter:
             return literal(0, dtype).text
         return f"{vector_type(dtype, self.lanes.count)}{{}}"
 
-    def _load(self, e: Expr) -> Code:
+    def _load(self, e: Expr, chosen: bool = False) -> Code:
+        """A load. ``chosen``: it stands where it is evaluated only if the guard holds."""
         i = e.indices[0]
-        guard = self._guard
+        guard = None if chosen else self._guard
         if not self.is_vector(e):
             text = self.element(e.buffer, i)
             if guard is None:
@@ -410,7 +411,10 @@ class ExprPrinter:
             self.writer.line(f"const auto {name} = {both};")
             guard = Code(name, vector=vector)
         with self._under(guard):
-            inner = self.value(e.args[1])
+            if guard is cond and not cond.vector and e.args[1].op == "load":
+                inner = self._load(e.args[1], chosen=True)  # what follows chooses whether it is done
+            else:
+                inner = self.value(e.args[1])
         other = self.value(e.args[2])
         if self._load_gives(e.args[1], e.args[2], guard):
             return inner
@@ -420,7 +424,7 @@ class ExprPrinter:
         """Whether a guarded load already gives ``other``, a zero, where the condition does not hold."""
         if load.op != "load" or other.op != "const" or other.value != 0 or str(other.value) == "-0.0":
             return False
-        return not guard.vector or (self.is_vector(load) and self.contiguous(load.indices[0]) == 1)
+        return guard.vector and self.is_vector(load) and self.contiguous(load.indices[0]) == 1
 
     def _named(self, e: Expr, code: Code) -> Code:
         """The same value under a name."""

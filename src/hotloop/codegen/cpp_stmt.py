@@ -530,7 +530,14 @@ class StatementPrinter:
             done = end
         if done == trip:
             return
-        if not masked or trip - done == 1:
+        if trip - done == 1:
+            v.set_lanes(Lanes(1))
+            self.writer.open("")
+            self.writer.line(f"const i64 {name} = {v.index().scalar(start + done).text};")
+            self.body(s.body)
+            self.writer.close()
+            return
+        if not masked:
             self._elements(
                 s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text
             )

@@ -155,6 +155,7 @@ def _shortest(value: float, double: bool) -> str:
             text = f"{value:.{digits}g}"
             try:
                 if struct.pack("<f", float(text)) == packed:
+                    text = repr(float(text))
                     break
             except OverflowError:  # the largest float32, rounded up
                 continue
