@@ -111,6 +111,14 @@ class ToolchainError(HotloopError):
         super().__init__(f"{message}\n  next: {self.hint}")
 
 
+class IndexFault(HotloopError, IndexError):
+    """An index in the data is out of range. Eager raises IndexError or RuntimeError, by operator: this is both."""
+
+
+class DivisionFault(HotloopError, ZeroDivisionError):
+    """An integer was divided by zero. Eager raises RuntimeError("ZeroDivisionError"): this is both."""
+
+
 _LADDER_HINT = (
     'set TORCH_COMPILE_DEBUG=1 for the dumps of every stage; backend="hotloop_unfused", "hotloop_decomp" and '
     '"aot_eager" tell which stage is at fault; hotloop.config.on_error = "eager" runs such graphs uncompiled'

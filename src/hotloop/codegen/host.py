@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotloop.compat import OpOverload
-from hotloop.ir.kernel import KernelCall, Schedule
+from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Buffer, Extern, ViewRef
 
 __all__ = ["print_host"]
@@ -188,8 +188,7 @@ class _Host:
         self.setup[name] = f"rt.kernel({name!r})"
         call = f"{name}({', '.join(self.pointer(a) for a in step.args)})"
         if step.kernel.checks:
-            sources = list(dict.fromkeys(o.source for o in step.kernel.origins if o.source))
-            self.body.append(f"if status := {call}: rt.fault(status, {name!r}, {sources!r})")
+            self.body.append(f"if status := {call}: rt.fault(status, {name!r}, {_places(step.kernel)!r})")
         else:
             self.body.append(call)
 
@@ -302,6 +301,14 @@ class _Host:
             "",
         ]
         return "\n".join(lines)
+
+
+def _places(k: Kernel) -> list[str]:
+    """The user's lines that a kernel serves, each with its operators."""
+    operators: dict[str, dict[str, None]] = {}
+    for o in k.origins:
+        operators.setdefault(o.source or "", {})[o.target.removeprefix("aten.").partition(".")[0]] = None
+    return [f"{', '.join(names)}: {source}" if source else ", ".join(names) for source, names in operators.items()]
 
 
 def _storage_bytes(b: Buffer) -> int:

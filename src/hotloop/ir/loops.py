@@ -100,12 +100,16 @@ class ViewRef:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """``out[vars] = body`` at every point; ``body.dtype`` is the buffer's dtype."""
+    """``out[vars] = body`` at every point; ``body.dtype`` is the buffer's dtype.
+
+    ``folded`` are the origins of the producers that were substituted into the body.
+    """
 
     out: str
     vars: tuple[Index, ...]
     body: Expr
     origin: Origin = field(default=Origin(), compare=False)
+    folded: tuple[Origin, ...] = field(default=(), compare=False)
 
 
 #: Reduction kinds. ``argmax`` and ``argmin`` give the row-major position within ``reduce_vars`` (int64) of the first
@@ -127,6 +131,7 @@ class Reduce:
     kind: str
     body: Expr
     origin: Origin = field(default=Origin(), compare=False)
+    folded: tuple[Origin, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
+from hotloop.errors import DivisionFault, HotloopError, IndexFault
 from hotloop.runtime.pool import OutputPool
 
 __all__ = ["Runtime", "load_program"]
@@ -106,14 +107,14 @@ class Runtime:
         return torch.empty_strided(sizes, strides, dtype=tensor.dtype).copy_(tensor)
 
     @staticmethod
-    def fault(status: int, kernel: str, sources: Sequence[str]) -> None:
+    def fault(status: int, kernel: str, places: Sequence[str]) -> None:
         """Raise what eager raises for the fault that a kernel reports."""
-        at = "".join(f"\n  {s}" for s in sources)
+        at = "".join(f"\n  {place}" for place in places)
         if status == 1:
-            raise IndexError(f"index out of range in {kernel}, generated for:{at}")
+            raise IndexFault(f"index out of range in one of the operators of {kernel}:{at}")
         if status == 2:
-            raise RuntimeError(f"ZeroDivisionError in {kernel}, generated for:{at}")
-        raise RuntimeError(f"kernel {kernel} failed with status {status}, generated for:{at}")
+            raise DivisionFault(f"ZeroDivisionError in one of the operators of {kernel}:{at}")
+        raise HotloopError(f"kernel {kernel} failed with status {status}:{at}")
 
 
 def load_program(text: str, filename: str, runtime: Runtime) -> Call:

@@ -16,7 +16,7 @@ from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import Accumulate, Init, Kernel, KernelCall, Let, Loop, Param, Scratch, Stmt, Store, statements
-from hotloop.ir.loops import Buffer, Reduce
+from hotloop.ir.loops import Buffer, Origin, Reduce
 
 from .axes import choose_vector_axis, split_axes
 from .fuse import Group
@@ -383,7 +383,7 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
     kernel = Kernel(
         _kernel_name(g), tuple(params), tuple(_renamed(s, rename, {}) for s in body), checks,
         machine.threads > 1 and max(moved, work) >= machine.parallel_threshold, moved, work,
-        not g.inner, tuple(m.op.origin for m in g.members),
+        not g.inner, _origins(g),
     )  # fmt: skip
     return KernelCall(kernel, tuple(args))
 
@@ -432,11 +432,16 @@ def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
     return Accumulate(names[s.name], value(s.value), s.position)
 
 
+def _origins(g: Group) -> tuple[Origin, ...]:
+    """Where everything in a group came from, what was folded into its members included."""
+    return tuple(dict.fromkeys(o for m in g.members for o in (*m.op.folded, m.op.origin)))
+
+
 def _kernel_name(g: Group) -> str:
     """``cpp_fused_add_mul`` or ``cpp_red_mul_softmax``: the operators inside, each once, in order."""
     words: list[str] = []
-    for m in g.members:
-        word = re.sub(r"\W", "_", m.op.origin.target.removeprefix("aten.").split(".")[0]).strip("_")
+    for o in _origins(g):
+        word = re.sub(r"\W", "_", o.target.removeprefix("aten.").split(".")[0]).strip("_")
         if word and word not in words:
             words.append(word)
     kind = "red" if g.inner else "fused"
