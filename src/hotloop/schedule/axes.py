@@ -6,16 +6,16 @@ in between: the set of points and what happens at each of them never changes. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Buffer, Reduce
 
-from .fuse import Group, Member
+from .fuse import Group, Member, substitute_axes
 from .simplify import extents
+from .split import split_variables
 
 __all__ = ["accesses", "choose_vector_axis", "flat_index", "split_axes"]
 
@@ -41,69 +41,17 @@ def _index_values(m: Member) -> Iterator[Index]:
         yield m.position
 
 
-def _divisors(e: Index, found: dict[Index, set[int]]) -> None:
-    """Collect ``k`` for each ``a // k``, ``a % k`` and ``(a // k) % m`` over a single axis ``a``."""
-    if e.kind == "sum":
-        for atom, _ in e.args[1]:
-            _divisors(atom, found)
-        return
-    if e.kind not in ("div", "mod"):
-        return
-    x, k = e.args
-    if not k.is_const:
-        return
-    if x.kind == "var":
-        found.setdefault(x, set()).add(k.value)
-    elif x.kind == "div" and x.args[0].kind == "var" and x.args[1].is_const:
-        found.setdefault(x.args[0], set()).update((x.args[1].value, x.args[1].value * k.value))
-    else:
-        _divisors(x, found)
-
-
 def split_axes(g: Group, buffers: Mapping[str, Buffer]) -> Group:
-    """Split an axis into factors where every use divides it by a chain of constants, so that indices become linear."""
-    found: dict[Index, set[int]] = {}
-    for m in g.members:
-        for _, flat in accesses(buffers, m):
-            _divisors(flat, found)
-        for i in _index_values(m):
-            _divisors(i, found)
-    mapping: dict[Index, Index] = {}
-    parts: dict[Index, tuple[Index, ...]] = {}
-    for axis, ks in found.items():
-        if axis not in g.axes:
-            continue
-        n = int(axis.extent)  # type: ignore[arg-type]
-        chain = [1, *sorted(k for k in ks if k < n), n]
-        if any(b % a for a, b in zip(chain, chain[1:])):
-            continue
-        # axis == ((outermost * radix + next) * radix + ...): one part between each two links of the chain.
-        own = tuple(ix.var(f"{axis.name}_{j}", b // a) for j, (a, b) in enumerate(zip(chain, chain[1:])))
-        parts[axis] = tuple(reversed(own))
-        mapping[axis] = ix.linearize(own, chain[:-1])
-    if not mapping:
-        return g
-    return substitute_axes(g, mapping, parts)
-
-
-def substitute_axes(g: Group, mapping: Mapping[Index, Index], parts: Mapping[Index, tuple[Index, ...]]) -> Group:
-    def axes(old: Iterable[Index]) -> tuple[Index, ...]:
-        return tuple(new for a in old for new in parts.get(a, (a,)))
-
-    members = tuple(
-        replace(
-            m,
-            body=m.body.substitute(mapping),
-            store=tuple(ix.substitute(s, mapping) for s in m.store),
-            position=None if m.position is None else ix.substitute(m.position, mapping),
-        )
-        for m in g.members
-    )
-    return Group(axes(g.outer), axes(g.inner), members)
+    """Split an axis into factors where flat indices divide it by a chain of constants."""
+    indices = [flat for m in g.members for _, flat in accesses(buffers, m)]
+    indices += [i for m in g.members for i in _index_values(m)]
+    return substitute_axes(g, split_variables(g.axes, indices))
 
 
 #: What an access costs a vector lane, relative to a contiguous one.
-CONTIGUOUS, UNIFORM, STRIDED, GATHER = 1.0, 0.1, 6.0, 9.0
+CONTIGUOUS, UNIFORM, STRIDED, GATHER = 1.0, 0.1, 6.0, 8.0
+#: A stride that puts every lane on a cache line of its own.
+FAR_BYTES, FAR = 64, 12.0
 
 
 def _access_cost(flat: Index, axis: Index, size: int) -> float:
@@ -112,6 +60,8 @@ def _access_cost(flat: Index, axis: Index, size: int) -> float:
         return GATHER * size
     if c == 0:
         return UNIFORM * size
+    if abs(c) * size >= FAR_BYTES:
+        return FAR * size
     return (CONTIGUOUS if c == 1 else STRIDED) * size
 
 

@@ -11,7 +11,7 @@ runs over exactly the inner axes. The next file is ``passes.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotloop.ir import expr as ex
@@ -22,6 +22,7 @@ from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outp
 
 from .dependences import Uses, analyse, base_of
 from .simplify import extents, numel
+from .split import split_variables
 
 __all__ = ["Group", "Member", "fuse"]
 
@@ -145,38 +146,101 @@ def _order(steps: Sequence[_Open]) -> list[int]:
     return out
 
 
-def _clean(op: Pointwise | Reduce) -> tuple[Expr, tuple[Index, ...], tuple[Index, ...], tuple[Index, ...]]:
-    """Body, store index, variables and reduce variables with those of extent 1 gone."""
+@dataclass(frozen=True)
+class _Prepared:
+    """An operation ready to be matched: its variables may be split, those of extent 1 are gone."""
+
+    op: Pointwise | Reduce
+    body: Expr
+    store: tuple[Index, ...]
+    vars: tuple[Index, ...]
+    reduce_vars: tuple[Index, ...]
+    position: Index | None
+
+
+def _prepare(op: Pointwise | Reduce) -> _Prepared:
     reduce_vars = op.reduce_vars if isinstance(op, Reduce) else ()
     gone: dict[Index, int] = {v: 0 for v in (*op.vars, *reduce_vars) if v.extent == 1}
     body = op.body.substitute(gone) if gone else op.body
     store = tuple(ix.const(0) if v in gone else v for v in op.vars)
-    return body, store, tuple(v for v in op.vars if v not in gone), tuple(v for v in reduce_vars if v not in gone)
+    position = _position(op, gone)
+    return _Prepared(
+        op, body, store, tuple(v for v in op.vars if v not in gone),
+        tuple(v for v in reduce_vars if v not in gone), position,
+    )  # fmt: skip
 
 
-def _position(op: Pointwise | Reduce, mapping: dict[Index, Index]) -> Index | None:
+def _split(q: _Prepared) -> _Prepared:
+    """The same operation with variables split where its indices divide them; the same object where none are."""
+    indices = [i for n in ex.walk(q.body) for i in _own_indices(n)]
+    parts = split_variables((*q.vars, *q.reduce_vars), indices)
+    if not parts:
+        return q
+    mapping = {v: whole for v, (whole, _) in parts.items()}
+
+    def divided(vars: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(new for v in vars for new in (parts[v][1] if v in parts else (v,)))
+
+    return _Prepared(
+        q.op, q.body.substitute(mapping), tuple(ix.substitute(s, mapping) for s in q.store), divided(q.vars),
+        divided(q.reduce_vars), None if q.position is None else ix.substitute(q.position, mapping),
+    )  # fmt: skip
+
+
+def _own_indices(n: Expr) -> tuple[Index, ...]:
+    return n.indices if n.op == "load" else (n.attr,) if n.op == "index" else ()
+
+
+def _position(op: Pointwise | Reduce, gone: dict[Index, int]) -> Index | None:
     if not isinstance(op, Reduce) or op.kind not in ("argmax", "argmin"):
         return None
     flat = ix.const(0)
     for v in op.reduce_vars:
-        flat = flat * int(v.extent) + (mapping.get(v, ix.const(0)) if v.extent != 1 else 0)  # type: ignore[arg-type]
+        flat = flat * int(v.extent) + (0 if v in gone else v)  # type: ignore[arg-type]
     return flat
 
 
-def _member(op: Pointwise | Reduce, mapping: dict[Index, Index], inner: bool) -> Member:
-    body, store, _, _ = _clean(op)
-    whole: dict[Index, Index | int] = dict(mapping)
+def _member(q: _Prepared, mapping: dict[Index, Index], inner: bool) -> Member:
     return Member(
-        op, body.substitute(whole), tuple(ix.substitute(s, whole) for s in store), inner, _position(op, mapping)
-    )
+        q.op, q.body.substitute(mapping), tuple(ix.substitute(s, mapping) for s in q.store), inner,
+        None if q.position is None else ix.substitute(q.position, mapping),
+    )  # fmt: skip
 
 
 def _single(op: Pointwise | Reduce) -> Group:
-    _, _, vars, reduce_vars = _clean(op)
-    outer = tuple(ix.var(f"p{k}", v.extent) for k, v in enumerate(vars))
-    inner = tuple(ix.var(f"q{k}", v.extent) for k, v in enumerate(reduce_vars))
-    mapping = dict(zip(vars + reduce_vars, outer + inner, strict=True))
-    return Group(outer, inner, (_member(op, mapping, isinstance(op, Reduce)),))
+    q = _prepare(op)
+    outer = tuple(ix.var(f"p{k}", v.extent) for k, v in enumerate(q.vars))
+    inner = tuple(ix.var(f"q{k}", v.extent) for k, v in enumerate(q.reduce_vars))
+    mapping = dict(zip(q.vars + q.reduce_vars, outer + inner, strict=True))
+    return Group(outer, inner, (_member(q, mapping, isinstance(op, Reduce)),))
+
+
+def split_group(g: Group) -> Group:
+    """The group with its axes split where indices divide them; the same object where none are."""
+    indices = [i for m in g.members for n in ex.walk(m.body) for i in _own_indices(n)]
+    indices += [i for m in g.members for i in (*m.store, *((m.position,) if m.position is not None else ()))]
+    return substitute_axes(g, split_variables(g.axes, indices))
+
+
+def substitute_axes(g: Group, parts: Mapping[Index, tuple[Index, tuple[Index, ...]]]) -> Group:
+    """Replace axes by others: each by an expression, and the new axes in it, outermost first."""
+    if not parts:
+        return g
+    mapping = {v: whole for v, (whole, _) in parts.items()}
+
+    def axes(old: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(new for a in old for new in (parts[a][1] if a in parts else (a,)))
+
+    members = tuple(
+        replace(
+            m,
+            body=m.body.substitute(mapping),
+            store=tuple(ix.substitute(s, mapping) for s in m.store),
+            position=None if m.position is None else ix.substitute(m.position, mapping),
+        )
+        for m in g.members
+    )
+    return Group(axes(g.outer), axes(g.inner), members)
 
 
 # --- joining a group --------------------------------------------------------------------------------------------
@@ -233,15 +297,33 @@ def _limits(opened: _Open, op: Op) -> str | None:
 
 
 def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
-    """``g`` with ``op`` as its last member, or the reason why that cannot be."""
-    body, _, vars, reduce_vars = _clean(op)
-    mapping = _match_axes(g, body, vars, reduce_vars)
+    """``g`` with ``op`` as its last member, or the reason why that cannot be.
+
+    The loops are matched as they are, then with the operation's split where its indices divide them, then with the
+    group's split too: a group norm's channels are groups times channels of a group.
+    """
+    plain = _prepare(op)
+    first = _join(p, g, plain)
+    if isinstance(first, Group):
+        return first
+    divided = _split(plain)
+    wider = split_group(g)
+    for group, q in ((g, divided), (wider, plain), (wider, divided)):
+        if (group is not g or q is not plain) and not (group is wider and wider is g):
+            joined = _join(p, group, q)
+            if isinstance(joined, Group):
+                return joined
+    return first
+
+
+def _join(p: LoopProgram, g: Group, q: _Prepared) -> Group | str:
+    mapping = _match_axes(g, q)
     if isinstance(mapping, str):
         return mapping
     covered = set(mapping.values())
     outer, inner = g.outer, g.inner
-    if reduce_vars or (isinstance(op, Reduce) and not inner):
-        reduced = {mapping[v] for v in reduce_vars}
+    if isinstance(q.op, Reduce):
+        reduced = {mapping[v] for v in q.reduce_vars}
         if covered != set(g.axes):
             return "the reduction does not cover the group's axes"
         if inner and reduced != set(inner):
@@ -249,16 +331,9 @@ def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
         if not inner:
             outer = tuple(a for a in g.outer if a not in reduced)
             inner = tuple(a for a in g.outer if a in reduced)
-    elif isinstance(op, Reduce):
-        return "a reduction over one element has no inner loop"
-    elif covered == set(outer) and inner:
-        pass
-    elif covered != set(g.axes):
+    elif covered != set(g.axes) and not (inner and covered == set(outer)):
         return "the loops have other extents"
-    is_inner = bool(inner) and covered != set(outer)
-    if isinstance(op, Reduce):
-        is_inner = True
-    new = _member(op, mapping, is_inner)
+    new = _member(q, mapping, isinstance(q.op, Reduce) or (bool(inner) and covered != set(outer)))
     members = g.members
     if inner != g.inner:  # the group was pointwise: its members cover what is now outer and inner
         members = tuple(replace(m, inner=True) for m in members)
@@ -267,16 +342,14 @@ def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
     return grown if reason is None else reason
 
 
-def _match_axes(
-    g: Group, body: Expr, vars: tuple[Index, ...], reduce_vars: tuple[Index, ...]
-) -> dict[Index, Index] | str:
+def _match_axes(g: Group, q: _Prepared) -> dict[Index, Index] | str:
     """Map the operation's variables to the group's axes: through the buffers both touch, then by extent."""
-    own = vars + reduce_vars
+    own = q.vars + q.reduce_vars
     if len(own) > len(g.axes):
         return "it has more loops than the group"
     stored = {m.op.out: m.store for m in g.members}
     mapping: dict[Index, Index] = {}
-    mine = sorted({n for n in ex.loads(body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n)))
+    mine = sorted({n for n in ex.loads(q.body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n)))
     group_loads: dict[str, list[tuple[Index, ...]]] = {}
     for m in g.members:
         for n in ex.loads(m.body):
@@ -291,7 +364,7 @@ def _match_axes(
     need_inner = [v for v in own if v not in mapping]
     # What is left is not tied by data: match equal extents in order, reduced variables to inner axes first.
     for v in need_inner:
-        prefer = [a for a in free if a.extent == v.extent and (v in reduce_vars) == (a in g.inner)]
+        prefer = [a for a in free if a.extent == v.extent and (v in q.reduce_vars) == (a in g.inner)]
         pool = prefer or [a for a in free if a.extent == v.extent]
         if not pool:
             return f"no axis of extent {v.extent} is left for {v.name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce as reduce_
 
 import torch
 
@@ -16,7 +17,7 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, Reduce, op_reads
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_reads
 from hotloop.ir.rewrite import drop_roundings
 
 from .dependences import Uses, analyse
@@ -27,6 +28,8 @@ __all__ = ["drop_dead", "drop_empty", "inline", "numel", "simplify", "split_redu
 MAX_NODES = 300
 #: A producer read by several operations is recomputed in each when it is no dearer than this (simple instructions).
 CHEAP = 3
+#: A producer this many times smaller than its reader counts as small: reading what it reads costs nothing.
+SMALL = 16
 #: A producer with one reader is recomputed for every point of a larger reader up to this cost.
 CHEAP_BROADCAST = 5
 
@@ -41,7 +44,8 @@ def numel(sizes: Sequence[IndexLike]) -> int:
 def simplify(p: LoopProgram, threads: int, keep_roundings: bool) -> LoopProgram:
     """Every pass of this module in order."""
     p = drop_empty(p)
-    p = inline(p, keep_roundings)
+    p = drop_dead(inline(p, keep_roundings))
+    p = inline(p, keep_roundings)  # what was small to its first readers may be large to those they went into
     p = split_reductions(p, threads)
     return drop_dead(p)
 
@@ -84,10 +88,10 @@ def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
         if isinstance(op, Extern):
             ops.append(op)
             continue
-        body = _inlined(op, producers, sizes, uses)
+        body, folded = _inlined(op, producers, sizes, uses)
         if not keep_roundings:
             body = drop_roundings(body)
-        new = op if body is op.body else replace(op, body=body)
+        new = op if body is op.body else replace(op, body=body, folded=folded)
         ops.append(new)
         if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
             producers[new.out] = new
@@ -95,7 +99,10 @@ def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
     return replace(p, ops=tuple(ops))
 
 
-def _inlined(op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses) -> Expr:
+def _inlined(
+    op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses
+) -> tuple[Expr, tuple[Origin, ...]]:
+    """The body with producers substituted, and the origins of all that is folded into it."""
     points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
     counts: dict[str, int] = {}
     for n in ex.loads(op.body):
@@ -111,7 +118,8 @@ def _inlined(op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dic
             break
         chosen.add(name)
     if not chosen:
-        return op.body
+        return op.body, op.folded
+    folded = [o for name in counts if name in chosen for o in (*producers[name].folded, producers[name].origin)]
 
     def expand(n: Expr) -> Expr | None:
         if n.buffer not in chosen:
@@ -119,16 +127,19 @@ def _inlined(op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dic
         producer = producers[n.buffer]
         return producer.body.substitute(dict(zip(producer.vars, n.indices, strict=True)))
 
-    return ex.rewrite_loads(op.body, expand)
+    return ex.rewrite_loads(op.body, expand), tuple(dict.fromkeys([*folded, *op.folded]))
 
 
 def _worthwhile(producer: Pointwise, count: int, points: int, readers: int) -> bool:
     body = producer.body
     reads = sum(1 for n in ex.walk(body) if n.op == "load")
     work = ex.cost(body) - reads
+    own = max(extents(producer.vars), 1)
+    if readers > 1 and points >= SMALL * own and reads <= 3 and work <= CHEAP:
+        return True  # a per-channel or per-row value: its loads stay in cache
     if readers > 1:
         return (reads <= 1 and work <= CHEAP) or (reads == 0 and work <= 2 * CHEAP)
-    repeats = count * points / max(extents(producer.vars), 1)
+    repeats = count * points / own
     return repeats <= 1 or work <= CHEAP_BROADCAST or (repeats <= 2 and work <= 4 * CHEAP_BROADCAST)
 
 
@@ -212,7 +223,7 @@ def _split(op: Reduce, k: int, factor: int, name: str, out: Buffer) -> tuple[Red
     inner = ix.var(v.name, size)
     body = op.body.substitute({v: chunk * size + inner})
     reduce_vars = (*op.reduce_vars[:k], inner, *op.reduce_vars[k + 1 :])
-    partial = Reduce(name, (chunk, *op.vars), reduce_vars, op.kind, body, op.origin)
+    partial = Reduce(name, (chunk, *op.vars), reduce_vars, op.kind, body, op.origin, op.folded)
     again = ix.var("r0", factor)
     value = ex.load(name, (again, *op.vars), op.body.dtype)
     return partial, Reduce(op.out, op.vars, (again,), op.kind, value, op.origin)

@@ -1,0 +1,55 @@
+"""Splitting loop variables where indices divide them, so that the indices become linear.
+
+What comes in: variables and the index expressions that use them. What goes out: for each variable that should be
+split, the expression that replaces it and its parts. What holds in between: the points are the same in the same
+order. The next file is ``fuse.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hotloop.ir import index as ix
+from hotloop.ir.index import Index
+
+__all__ = ["split_variables"]
+
+
+def _divisors(e: Index, found: dict[Index, set[int]]) -> None:
+    """Collect ``k`` for each ``v // k``, ``v % k`` and ``(v // k) % m`` over a single variable ``v``."""
+    if e.kind == "sum":
+        for atom, _ in e.args[1]:
+            _divisors(atom, found)
+        return
+    if e.kind not in ("div", "mod"):
+        return
+    x, k = e.args
+    if not k.is_const:
+        return
+    if x.kind == "var":
+        found.setdefault(x, set()).add(k.value)
+    elif x.kind == "div" and x.args[0].kind == "var" and x.args[1].is_const:
+        found.setdefault(x.args[0], set()).update((x.args[1].value, x.args[1].value * k.value))
+    else:
+        _divisors(x, found)
+
+
+def split_variables(
+    variables: Sequence[Index], indices: Iterable[Index]
+) -> dict[Index, tuple[Index, tuple[Index, ...]]]:
+    """``{v: (expression, (outermost part, ...))}`` for each variable that a chain of divisors divides."""
+    found: dict[Index, set[int]] = {}
+    for i in indices:
+        _divisors(i, found)
+    out: dict[Index, tuple[Index, tuple[Index, ...]]] = {}
+    for v, ks in found.items():
+        if v not in variables:
+            continue
+        n = int(v.extent)  # type: ignore[arg-type]
+        chain = [1, *sorted(k for k in ks if 1 < k < n), n]
+        if len(chain) == 2 or any(b % a for a, b in zip(chain, chain[1:])):
+            continue
+        # v == (outermost * radix + next) * radix + ...: one part between each two links of the chain.
+        own = tuple(ix.var(f"{v.name}_{j}", b // a) for j, (a, b) in enumerate(zip(chain, chain[1:])))
+        out[v] = (ix.linearize(own, chain[:-1]), tuple(reversed(own)))
+    return out
