@@ -1,9 +1,10 @@
 """docs/tour.md runs: its Python is executed from top to bottom, and what it prints is what the page shows.
 
-A fence of kind ``python`` is run. A fence whose kind ends in ``output`` (``text output``, ``cpp output``) shows what
-the Python above it prints; other fences are for reading only, and the page says why. The Python blocks are one
-program, as if pasted one after the other into a file ``tour.py``: that is the file that its errors and the generated
-sources quote. ``pytest tests/test_tour.py --update-golden`` writes the page's outputs anew.
+A fence of kind ``python`` is run. A fence whose kind ends in ``output`` (``text output``, ``cpp output``)
+shows what the Python above it prints; other fences are for reading only, and the page says why. The Python
+blocks are one program, as if pasted one after the other into a file ``tour.py``: that is the file that its
+errors and the generated sources quote. ``pytest tests/test_tour.py --update-golden`` writes the page's
+outputs anew.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def updated(page: list[str], blocks: list[Fence], shown: dict[int, list[str]]) -
     return out + page[done:]
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page shows the graphs of torch 2.13")
-@pytest.mark.skipif(detect_simd() not in ("avx2", "avx512"), reason="the page shows AVX2 code, and runs it")
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page shows graphs of torch 2.13")
+@pytest.mark.skipif(detect_simd() not in ("avx2", "avx512"), reason="the page shows AVX2 code and runs it")
 def test_the_tour_shows_what_the_code_does(request: pytest.FixtureRequest) -> None:
     torch._dynamo.reset()
     page = TOUR.read_text(encoding="utf-8").split("\n")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import embedding as look_up
+from torch.nn.functional import gelu, layer_norm, linear, relu
 
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
@@ -27,12 +28,12 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def layer_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    y = F.layer_norm(x, (x.shape[-1],), weight, bias)
-    return F.gelu(y)
+    y = layer_norm(x, (x.shape[-1],), weight, bias)
+    return gelu(y)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(ids, table) * 8.0
+    return look_up(ids, table) * 8.0
 
 
 def transpose_add(x: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ def transpose_add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.relu(F.linear(x, weight, bias))
+    return relu(linear(x, weight, bias))
 
 
 def cat(x: Tensor, y: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Golden texts of each stage: loop program, kernels, C++ and host program of a few functions.
 
-What a change of the compiler does to generated code is seen here first: ``pytest tests/stages --update-golden``
-rewrites the files, and the difference is read before it is committed. The texts are made for two threads and AVX2,
-whatever the machine; C++ is printed without the vocabulary above it, which has tests of its own. That the texts are
-right is not left to reading: the verifiers pass, and the interpreter's result of every schedule is eager's.
+What a change of the compiler does to generated code is seen here first: ``pytest tests/stages
+--update-golden`` rewrites the files, and the difference is read before it is committed. The texts are made
+for two threads and AVX2, whatever the machine; C++ is printed without the vocabulary above it, which has
+tests of its own. That the texts are right is not left to reading: the verifiers pass, and the interpreter's
+result of every schedule is as accurate as eager's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from golden_functions import cases
-from judge import assert_as_accurate
 
 from hotloop import compat
 from hotloop.codegen.cpp import print_kernel
@@ -28,6 +28,7 @@ from hotloop.ir.kernel import Kernel, KernelCall
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.schedule.schedule import schedule
+from judge import assert_as_accurate
 
 # The decompositions, and with them the names and the order of operations, are the running torch's.
 pytestmark = pytest.mark.skipif(
@@ -39,7 +40,7 @@ THREADS = 2
 
 
 def captured(fn: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The graph that a compile of ``fn`` starts from, and its inputs: in the order in which ``fn`` uses them."""
+    """The graph that a compile of ``fn`` starts from, its inputs in the order of their use."""
     graphs: list[torch.fx.GraphModule] = []
     called: list[Any] = []
 
@@ -53,7 +54,8 @@ def captured(fn: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.fx.GraphM
         return call
 
     torch._dynamo.reset()
-    torch.compile(fn, backend=compat.aot_backend(keep, decompositions()), fullgraph=True, dynamic=False)(*inputs)
+    backend = compat.aot_backend(keep, decompositions())
+    torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(*inputs)
     (gm,) = graphs
     return gm, called
 
