@@ -127,8 +127,14 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
 
 
 def _uncompiled(gm: torch.fx.GraphModule, error: Exception) -> Compiled:
-    warnings.warn(f"hotloop runs a graph uncompiled: {error}", RuntimeWarning, stacklevel=2)
+    _warn_once(f"hotloop runs graphs uncompiled: {error}")
     return _boxed(gm)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A model has many graphs, which fail for one reason."""
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:

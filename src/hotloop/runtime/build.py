@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hotloop import __version__
 from hotloop.errors import ToolchainError
 from hotloop.runtime.cache import Cache, digest
@@ -354,6 +356,20 @@ class Builder:
 # Libraries of this process by key. A loaded library is a fact of the process, as sys.modules is: another
 # Builder with the same key must get the same one.
 _LOADED: dict[str, LoadedLibrary] = {}
+
+
+def _serial_in_child() -> None:
+    """A forked child of a process that has run kernels works on one thread.
+
+    GCC's OpenMP runtime does not survive a fork: the threads of its team are gone in the child, which would
+    wait for them forever. DataLoader's workers do the same for themselves; eager PyTorch hangs in others.
+    """
+    if _LOADED:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_serial_in_child)
 
 
 class _DiskError(Exception):

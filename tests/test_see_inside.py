@@ -1,0 +1,258 @@
+"""What a person sees of a compile: logs, dumps that run by themselves, edited sources in their place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx import symbolic_trace
+
+import hotloop
+from hotloop.codegen.cpp import print_kernel
+from hotloop.codegen.output_code import graph_key
+from hotloop.dumps import ARTIFACTS
+from hotloop.errors import CompileError, OptionError
+from hotloop.graph.runnable import print_runnable
+from hotloop.ir.kernel import Kernel
+from hotloop.ir.loops import Buffer, LoopProgram, Origin, ViewRef
+from hotloop.ir.samples import constant, sample
+from hotloop.runtime.override import find_override
+from hotloop.tools.replay import difference
+
+TABLE = torch.tensor([3, 1, 2])
+
+
+def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    p = torch.softmax(x * 0.125, -1)  # it's quoted: '''
+    y = (p @ w)[:, TABLE] + 1
+    return torch.relu(y).sum(-1)
+
+
+def arguments() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(6, 10), torch.randn(10, 4)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch._logging.set_logs()
+
+
+def dump(folder: Path, backend: str = "hotloop") -> Path:
+    """Compile the model with dumps; the folder of its only graph."""
+    with hotloop.config.patch(debug=True, debug_dir=str(folder)):
+        args = arguments()
+        torch.testing.assert_close(torch.compile(model, backend=backend)(*args), model(*args))
+    (made,) = (folder / "hotloop").iterdir()
+    return made
+
+
+def run(file: Path) -> str:
+    """What `python <file>` prints."""
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_here(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The same within this process: its exit status and what it prints."""
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(file), run_name="__main__")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- logs
+
+
+class Records(logging.Handler):
+    """What was logged, by artifact."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.texts: dict[str, list[str]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.setdefault(record.name.rpartition(".__")[2], []).append(record.getMessage())
+
+
+def test_each_artifact_shows_its_stage_once() -> None:
+    records = Records()
+    torch._logging.set_logs(**dict.fromkeys(set(ARTIFACTS) - {"autotuning", "perf_hints"}, True))
+    loggers = [logging.getLogger(f"{module}.__{name}") for name, module in ARTIFACTS.items()]
+    for logger in loggers:
+        logger.addHandler(records)
+    try:
+        torch.compile(model, backend="hotloop")(*arguments())
+    finally:
+        for logger in loggers:
+            logger.removeHandler(records)
+    texts = {name: "\n".join(found) for name, found in records.texts.items()}
+    assert "torch.ops.aten.mm.default" in texts["post_grad_graphs"]
+    assert "p = torch.softmax(x * 0.125, -1)" in texts["ir_pre_fusion"]
+    assert "vector for" in texts["ir_post_fusion"]
+    assert "cpp_red_mul_softmax_0(in0" in texts["schedule"] and "aten.mm" in texts["schedule"]
+    assert "fused: cpp_red_mul_softmax_0 = mul + amax" in texts["fusion"]
+    code = texts["output_code"]
+    assert "def call(args):" in code and 'extern "C" i64 cpp_red_mul_softmax_0(' in code
+    assert "namespace hl" not in code  # the vocabulary is the same for all kernels
+    assert len(code.splitlines()) < 150
+    assert all(len(records.texts[name]) == 1 for name in ("output_code", "ir_pre_fusion", "ir_post_fusion"))
+    assert len(records.texts["kernel_code"]) == code.count('extern "C"')
+    assert all(text.count('extern "C"') == 1 for text in records.texts["kernel_code"])
+
+
+def test_a_refused_fusion_is_logged_and_dumped(tmp_path: Path) -> None:
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = torch.softmax(x, 0)
+        return a, torch.softmax(a, 1)
+
+    with hotloop.config.patch(debug=True, debug_dir=str(tmp_path)):
+        torch.compile(two, backend="hotloop")(torch.randn(30, 40))
+    (file,) = tmp_path.rglob("fusion_refused.txt")
+    assert all(" + " in line and ": " in line for line in file.read_text().splitlines())
+
+
+# ---------------------------------------------------------------- dumps
+
+
+def test_the_dumps_are_there_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = dump(tmp_path)
+    expected = {
+        "fx_graph_runnable.py",
+        "fx_graph_readable.py",
+        "fx_graph_transformed.py",
+        "ir_pre_fusion.txt",
+        "ir_post_fusion.txt",
+        "output_code.py",
+    }
+    assert expected <= {file.name for file in folder.iterdir()}
+    status, printed = run_here(folder / "output_code.py", capsys)
+    assert status == 0
+    for text in (printed, run(folder / "fx_graph_runnable.py")):
+        assert text.startswith("equal to eager\n"), text
+        assert "hotloop" in text and " ms, median of " in text
+
+
+def test_an_edited_file_is_used_for_its_graph_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = dump(tmp_path / "dumps")
+    code = (folder / "output_code.py").read_text()
+    edited = code.replace("+ 1.0f", "+ 11.0f")
+    assert edited != code
+    (folder / "output_code.py").write_text(edited)
+    status, printed = run_here(folder / "output_code.py", capsys)
+    assert status == 1 and printed.startswith("WRONG, output 0: "), printed
+
+    torch._dynamo.reset()
+    torch._logging.set_logs()
+    x, w = torch.zeros(6, 10), torch.zeros(10, 4)
+    other = torch.randn(5)
+    with hotloop.config.patch(override_dir=str(tmp_path)):
+        with pytest.warns(RuntimeWarning, match="takes .*output_code.py for graph_"):
+            assert torch.equal(torch.compile(model, backend="hotloop")(x, w), torch.full((6,), 33.0))
+        assert torch.equal(torch.compile(torch.neg, backend="hotloop")(other), -other)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(model, backend="hotloop")(x, w), torch.full((6,), 3.0))
+
+
+def test_the_file_changed_last_counts_and_a_broken_one_says_so(tmp_path: Path) -> None:
+    folder = dump(tmp_path)
+    code = (folder / "output_code.py").read_text()
+    key = code.partition('graph = "')[2][:16]
+    later = tmp_path / "mine" / "output_code.py"
+    later.parent.mkdir()
+    later.write_text(code.replace("kernels = {}", "kernels = ["))
+    os.utime(folder / "output_code.py", (1, 1))
+    with pytest.raises(CompileError, match=r"mine/output_code.py cannot be used: SyntaxError"):
+        find_override(str(tmp_path), key)
+    os.utime(later, (0, 0))
+    found = find_override(str(tmp_path), key)
+    assert found is not None and found.path == folder / "output_code.py"
+    assert find_override(str(tmp_path), "0" * 16) is None
+
+
+def test_a_folder_without_sources_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="holds no output_code"):
+        find_override(str(tmp_path), "0" * 16)
+
+
+def test_a_graph_keeps_its_key_when_the_file_around_it_changes() -> None:
+    def program(name: str, size: int) -> LoopProgram:
+        b = Buffer("in0", torch.float32, (size,), (1,), "input")
+        return LoopProgram(name, {"in0": b}, (), ("in0",), (ViewRef("in0", (size,), (1,), 0, torch.float32),))
+
+    assert graph_key(program("graph_0_forward", 3)) == graph_key(program("graph_7_inference", 3))
+    assert graph_key(program("graph_0_forward", 3)) != graph_key(program("graph_0_forward", 4))
+
+
+# ---------------------------------------------------------------- the pieces
+
+
+def test_the_runnable_graph_holds_subgraphs_and_constants() -> None:
+    inner = symbolic_trace(lambda x: x + 1)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3)
+    graph.output(graph.call_function(torch.add, (graph.call_module("inner", (x,)), graph.get_attr("c"))))
+    gm = torch.fx.GraphModule({"inner": inner, "c": torch.tensor([1.0, float("inf"), -2.0])}, graph)
+    names: dict[str, object] = {"__name__": "hotloop_generated"}
+    exec(print_runnable(gm, "graph", {"precision": "eager"}), names)
+    (given,) = names["inputs"]()  # type: ignore[operator]
+    assert torch.equal(names["Graph"]()(given), gm(given))  # type: ignore[operator]
+    assert names["OPTIONS"] == {"precision": "eager"}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(3, 4).t(),
+        torch.randn(4, 1, 5).expand(4, 3, 5),
+        torch.randn(2, 0, 3),
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.ones(3, dtype=torch.int8),
+        torch.ones(300, dtype=torch.bool),
+        torch.randn(3, dtype=torch.complex64),
+        torch.arange(1000),
+        torch.zeros(5).to(torch.float8_e4m3fn),
+    ],
+    ids=lambda t: f"{t.dtype}-{list(t.shape)}",
+)
+def test_samples_have_the_form_that_was_asked_for(tensor: torch.Tensor) -> None:
+    made = eval(sample(tensor.shape, tensor.stride(), tensor.dtype))
+    assert made.shape == tensor.shape and made.dtype is tensor.dtype
+    assert [s for n, s in zip(made.shape, made.stride(), strict=True) if n > 1] == [
+        s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
+    ]
+    copy = eval(constant(tensor))
+    assert copy.shape == tensor.shape and copy.dtype is tensor.dtype
+
+
+def test_small_constants_keep_their_values() -> None:
+    for tensor in (TABLE, torch.tensor([1.5, float("nan"), -float("inf")]), torch.tensor(True)):
+        torch.testing.assert_close(eval(constant(tensor)), tensor, equal_nan=True)
+    made = eval(constant(torch.arange(5, 1000)))
+    assert made.min() >= 5 and made.max() < 1000
+
+
+def test_a_difference_is_found() -> None:
+    a = torch.randn(5)
+    assert difference([a, 3], [a.clone(), 3]) is None
+    assert "output 1" in str(difference([a, 3], [a, 4]))
+    assert "output 0" in str(difference([a], [a + 1e-3]))
+
+
+def test_a_line_that_ends_in_a_backslash_does_not_swallow_the_next() -> None:
+    k = Kernel("k", (), (), origins=(Origin(source="model.py:3: y = x + \\"),))
+    assert print_kernel(k, "scalar").text.startswith('// model.py:3: y = x +\nextern "C" i64 k() {\n')
