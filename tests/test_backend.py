@@ -184,14 +184,18 @@ def test_outputs_that_are_held_are_not_written_again(pool: OutputPool) -> None:
     detached = [g(x).detach() for x in inputs]
     storages = [g(x).untyped_storage() for x in inputs]
     memory = [memoryview(g(x).numpy()[0]) for x in inputs]
-    for _ in range(40):
+    for _ in range(10):
         g(torch.full((200, 200), -1.0))
     for k in range(6):
         want = 2.0 * k + 1
         assert (held[k] == want).all() and (views[k] == want).all() and (detached[k] == want).all()
         assert (arrays[k] == want).all() and (numpy.asarray(memory[k]) == want).all()
         assert torch.tensor([], dtype=torch.float32).set_(storages[k])[0] == want
-    assert pool.info().reused >= 20  # the results that nobody held
+    del held, views, arrays, detached, storages, memory
+    before = pool.info().reused
+    for _ in range(10):
+        g(inputs[0])
+    assert pool.info().reused == before + 10
 
 
 def test_an_output_dropped_is_used_again_and_one_saved_for_backward_is_not(pool: OutputPool) -> None:
@@ -243,21 +247,21 @@ def test_threads_may_call_one_function(pool: OutputPool) -> None:
     w = torch.randn(64, 300)
     inputs = [torch.randn(80, 64) for _ in range(6)]
     wanted = [f(x, w) for x in inputs]
-    faults: list[str] = []
+    faults: list[int] = []
+    done: list[int] = []
 
     def work(k: int) -> None:
-        try:
-            for _ in range(25):
-                torch.testing.assert_close(g(inputs[k], w), wanted[k])
-        except Exception as error:
-            faults.append(f"{k}: {error}")
+        for _ in range(25):
+            if not torch.allclose(g(inputs[k], w), wanted[k], rtol=1.3e-6, atol=1e-5):
+                faults.append(k)
+        done.append(k)
 
     workers = [threading.Thread(target=work, args=(k,)) for k in range(len(inputs))]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert not faults, faults[0]
+    assert not faults and sorted(done) == list(range(len(inputs)))
 
 
 def test_threads_may_compile_at_once() -> None:
