@@ -89,7 +89,7 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
 
 
 def functional_overloads(name: str) -> tuple[torch._ops.OpOverload, ...]:
-    """The overloads of `aten::<name>` (or `prims::<name>`) that neither mutate nor take `out=`; () if unknown.
+    """The overloads of `aten::<name>` (or `prims::<name>`) that do not write to arguments; () if unknown.
 
     torch 2.11 to 2.14: `torch._ops.OpOverloadPacket.overloads`, `OpOverload._schema`.
     """
@@ -165,7 +165,8 @@ def decompositions_of(targets: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
 def _empty_strided_cpu() -> Callable[..., torch.Tensor]:
     """`f(sizes, strides, dtype)`: an uninitialised CPU tensor at half the cost of `torch.empty_strided`.
 
-    torch 2.11 to 2.14: `torch._C._dynamo.guards._empty_strided_cpu`; without it the documented function serves.
+    torch 2.11 to 2.14: `torch._C._dynamo.guards._empty_strided_cpu`; without it the documented function
+    serves.
     """
     found = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
     if found is not None:
@@ -187,7 +188,7 @@ def returns_alias(target: Any) -> bool:
 
 
 def is_pure(target: Any) -> bool:
-    """Whether the operator does nothing but compute its result from its arguments: no mutation, no randomness.
+    """Whether the operator only computes a result: it neither mutates nor draws random numbers.
 
     False for what has no schema. torch 2.11 to 2.14: `OpOverload._schema`, `torch.Tag`.
     """
@@ -212,8 +213,8 @@ def aot_backend(
     """A Dynamo back end that runs AOTAutograd and hands each graph to `compile_graph(gm, inputs, kind)`.
 
     `kind` is forward, backward or inference. The callable that comes back takes one list, which it may empty.
-    torch 2.11 to 2.14: `torch._dynamo.backends.common.aot_autograd` (the documented way to write such a back end)
-    and the min-cut partitioner that `functorch.compile` exports.
+    torch 2.11 to 2.14: `torch._dynamo.backends.common.aot_autograd` (the documented way to write such a back
+    end) and the min-cut partitioner that `functorch.compile` exports.
     """
 
     def compiler(kind: str) -> Callable[..., Callable[..., Any]]:
@@ -254,3 +255,11 @@ def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphMo
     with mode, torch.no_grad():
         traced: torch.fx.GraphModule = make_fx(gm)(*fakes)
     return traced
+
+
+def is_composite(target: Any) -> bool:
+    """Whether PyTorch defines the operator by others, so that AOTAutograd takes it apart by itself.
+
+    torch 2.11 to 2.14: `torch._C._dispatch_has_kernel_for_dispatch_key`.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))

@@ -1,9 +1,9 @@
 """The passes that clean an FX graph before it is lowered: a flat list, run once from top to bottom.
 
 What comes in: a graph of functional ATen operators from AOTAutograd, each node with its fake tensor in
-``meta["val"]``; the only mutation is ``copy_`` to graph inputs, at the end. What goes out: the same graph module with
-fewer nodes. What holds in between: every node that stays keeps its value, dtype and strides, and two results that
-eager keeps in separate memory do not become one tensor if both leave the graph.
+``meta["val"]``; the only mutation is ``copy_`` to graph inputs, at the end. What goes out: the same graph
+module with fewer nodes. What holds in between: every node that stays keeps its value, dtype and strides, and
+two results that eager keeps in separate memory do not become one tensor if both leave the graph.
 
 The next file is ``../lower/lower.py``.
 """
@@ -36,7 +36,7 @@ def run(gm: GraphModule, config: Config, log: Log) -> GraphModule:
     return gm
 
 
-# --- what the passes ask about nodes ----------------------------------------------------------------------------
+# --- what the passes ask about nodes ------------------------------------------------------------------------
 
 
 def _replace(node: Node, by: Node) -> None:
@@ -71,7 +71,7 @@ def _memory_that_leaves(gm: GraphModule) -> set[Node]:
     return bases
 
 
-# --- the passes -------------------------------------------------------------------------------------------------
+# --- the passes ---------------------------------------------------------------------------------------------
 
 
 def drop_assertions(gm: GraphModule) -> bool:
@@ -95,7 +95,9 @@ def drop_dead_code(gm: GraphModule) -> bool:
     for node in reversed(gm.graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if node.op == "get_attr" or (node.op == "call_function" and (_is_getitem(node) or is_pure(node.target))):
+        if node.op == "get_attr" or (
+            node.op == "call_function" and (_is_getitem(node) or is_pure(node.target))
+        ):
             gm.graph.erase_node(node)
             changed = True
     return changed
@@ -183,7 +185,8 @@ def _single_cat(node: Node) -> Node | None:
 
 _CONVERSIONS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 _VIEWS = [
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default,
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default,
+    aten.permute.default,
     aten.slice.Tensor, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.alias.default,
     aten.detach.default, aten.transpose.int, aten.t.default, aten.as_strided.default, aten.lift_fresh.default,
 ]  # fmt: skip
@@ -205,7 +208,9 @@ _NO_OPS: dict[Any, Callable[[Node], Node | None]] = {
 
 
 def fold_numbers(gm: GraphModule) -> bool:
-    """One-element tensors computed from numbers alone become ``full``, whose value a kernel can hold as a literal."""
+    """One-element tensors computed from numbers alone become ``full``, whose value a kernel can hold as a
+    literal.
+    """
     known: dict[Node, torch.Tensor] = {}
     changed = False
     for node in list(gm.graph.nodes):
@@ -218,7 +223,12 @@ def fold_numbers(gm: GraphModule) -> bool:
         with real_tensors():
             number = value.item()
         with gm.graph.inserting_before(node):
-            options = {"dtype": value.dtype, "layout": torch.strided, "device": value.device, "pin_memory": False}
+            options: dict[str, Any] = {
+                "dtype": value.dtype,
+                "layout": torch.strided,
+                "device": value.device,
+                "pin_memory": False,
+            }
             literal = gm.graph.call_function(aten.full.default, (list(value.shape), number), options)
         literal.meta = dict(node.meta)
         known[literal] = value
@@ -263,7 +273,9 @@ def merge_equal(gm: GraphModule) -> bool:
             continue
         key = (node.target, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
-        if first is node or (_base(node) in leaves and _base(first) in leaves and _base(node) is not _base(first)):
+        if first is node or (
+            _base(node) in leaves and _base(first) in leaves and _base(node) is not _base(first)
+        ):
             continue
         _replace(node, first)
         changed = True

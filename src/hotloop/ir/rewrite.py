@@ -1,8 +1,9 @@
 """Rewrites of value expressions: dropping modelled roundings, simplification, and printing of large trees.
 
-What comes in: expression trees, in loop programs or in kernels. What goes out: trees of equal value (``simplify``), of
-equal value but for roundings that only eager's storage of intermediates would make (``drop_roundings``), or text
-(``to_lines``). What holds in between: a rewrite that changes nothing gives back the same object.
+What comes in: expression trees, in loop programs or in kernels. What goes out: trees of equal value
+(``simplify``), of equal value but for roundings that only eager's storage of intermediates would make
+(``drop_roundings``), or text (``to_lines``). What holds in between: a rewrite that changes nothing gives back
+the same object.
 
 The next file is ``loops.py``.
 """
@@ -23,15 +24,15 @@ from .index import Index
 __all__ = ["drop_roundings", "simplify", "to_lines"]
 
 
-# --- roundings --------------------------------------------------------------------------------------------------
+# --- roundings ----------------------------------------------------------------------------------------------
 
 
 def drop_roundings(e: Expr) -> Expr:
     """Keep low-precision intermediates in the wider dtype: ``cast_f32(round_bf16(x))`` becomes ``x``.
 
-    What a discontinuous operation depends on (a comparison, floor, a conversion to an integer, an index) stays
-    rounded as eager rounds it, and so do its other uses in this tree: nothing is computed twice. A rounding at the
-    root is a store and stays; so does every cast that the user wrote.
+    What a discontinuous operation depends on (a comparison, floor, a conversion to an integer, an index)
+    stays rounded as eager rounds it, and so do its other uses in this tree: nothing is computed twice. A
+    rounding at the root is a store and stays; so does every cast that the user wrote.
     """
     if not any(_is_rounding(n) for n in ex.walk(e)):
         return e
@@ -43,7 +44,8 @@ def drop_roundings(e: Expr) -> Expr:
         elif n.op == "cast" and _is_rounding(n.args[0]) and n.args[0] not in exact and _is_wider(n):
             memo[n] = ex.cast(memo[n.args[0].args[0]], n.dtype)
         else:
-            # Arguments come before users; a load's or an index's own children are never rewritten: they are exact.
+            # Arguments come before users; a load's or an index's own children are never rewritten: they are
+            # exact.
             memo[n] = ex.rebuild(n, tuple(memo[a] for a in n.args))
     return memo[e]
 
@@ -80,7 +82,7 @@ def _jump_operands(n: Expr) -> tuple[Expr, ...]:
     return ()
 
 
-# --- simplification ---------------------------------------------------------------------------------------------
+# --- simplification -----------------------------------------------------------------------------------------
 
 
 def simplify(e: Expr) -> Expr:
@@ -104,7 +106,7 @@ def _with_indices(n: Expr, memo: dict[Expr, Expr]) -> Expr:
 
 
 def _simpler_index(i: Index, memo: dict[Expr, Expr]) -> Index:
-    """The index with what it reads from memory simplified; an index that is read and known is no longer read."""
+    """The index with what it reads from memory simplified; what turns out to be known is no longer read."""
 
     def atom(a: Index) -> Index:
         payload, size, checked = a.args
@@ -163,7 +165,9 @@ def _same_twice(n: Expr) -> Expr:
 
 
 def _add(n: Expr) -> Expr:
-    """``x + 0`` of integers; with floats it would lose the sign of -0.0. ``x + -0.0`` is ``x`` for every float."""
+    """``x + 0`` of integers; with floats it would lose the sign of -0.0. ``x + -0.0`` is ``x`` for every
+    float.
+    """
     for x, y in (n.args, n.args[::-1]):
         if y.op == "const" and y.value == 0 and _is_neutral_zero(y):
             return x
@@ -230,7 +234,9 @@ _FOLD: dict[str, Callable[..., Any]] = {
 
 
 def _folded(n: Expr) -> Expr:
-    """Operations on finite constants, in Python's double: rounding its result to float32 is float32's own result."""
+    """Operations on finite constants, in Python's double: rounding its result to float32 is float32's own
+    result.
+    """
     fold = _FOLD.get(n.op)
     if fold is None or not all(a.op == "const" and a.dtype is not torch.bool for a in n.args):
         return n
@@ -243,11 +249,13 @@ def _folded(n: Expr) -> Expr:
     return ex.const(result, n.dtype) if isinstance(result, (bool, int)) or math.isfinite(result) else n
 
 
-# --- printing ---------------------------------------------------------------------------------------------------
+# --- printing -----------------------------------------------------------------------------------------------
 
 
 def to_lines(e: Expr, width: int = 88) -> list[str]:
-    """A tree as assignments, one a line: shared nodes and long ones get names ``t0, t1...``; the last line is ``e``."""
+    """A tree as assignments, one a line: shared nodes and long ones get names ``t0, t1...``; the last line is
+    ``e``.
+    """
     uses: dict[Expr, int] = {}
     for n in ex.walk(e):
         for a in n.args:

@@ -1,8 +1,8 @@
 """Tensors made from numbers and positions alone: full, arange, eye, linspace, and the triangles of a matrix.
 
-What comes in: FX nodes of factory operators. What goes out: one ``Pointwise`` each, whose body is a constant or an
-expression of the loop variables, so that a consumer that inlines it reads no memory. What holds in between: integer
-positions stay index expressions, whose ranges are known.
+What comes in: FX nodes of factory operators. What goes out: one ``Pointwise`` each, whose body is a constant
+or an expression of the loop variables, so that a consumer that inlines it reads no memory. What holds in
+between: integer positions stay index expressions, whose ranges are known.
 
 The next file is ``extern.py``.
 """

@@ -1,9 +1,9 @@
 """Operators that PyTorch runs: those without a rule, and those that a library does best.
 
-What comes in: an FX node whose tensor arguments have been lowered to views. What goes out: an ``Extern`` operation
-and views of its results, or, where the operator only reinterprets its argument's memory, a buffer that aliases it.
-What holds in between: the call sees arguments with the strides that eager would give them, because the strides of
-its results may depend on them.
+What comes in: an FX node whose tensor arguments have been lowered to views. What goes out: an ``Extern``
+operation and views of its results, or, where the operator only reinterprets its argument's memory, a buffer
+that aliases it. What holds in between: the call sees arguments with the strides that eager would give them,
+because the strides of its results may depend on them.
 
 The next file is ``lower.py``, the walk that falls back on this one.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hotloop.compat import operator_arguments, storage_key
+from hotloop.ir.index import IndexLike
 from hotloop.ir.loops import Extern, ViewRef
 
 from .builder import Builder, View
@@ -37,6 +38,10 @@ def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: torch.Tens
     if like.numel() == 0:
         return True
     return all(n == 1 or s == t for n, s, t in zip(sizes, strides, like.stride(), strict=True))
+
+
+def _static(size: IndexLike) -> int:
+    return size if isinstance(size, int) else size.value
 
 
 def _argument(b: Builder, x: Any, fx: Any) -> Any:
@@ -94,15 +99,23 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: to
         or not isinstance(node.args[0], torch.fx.Node)
     ):
         return None
-    source = node.args[0].meta["val"]
-    if not parameters[0].aliased or val.is_conj() or val.is_neg() or storage_key(val) != storage_key(source):
+    source = node.args[0].meta.get("val")
+    if (
+        source is None
+        or not parameters[0].aliased
+        or val.is_conj()
+        or val.is_neg()
+        or storage_key(val) != storage_key(source)
+    ):
         return None
     ref = strided_like(b, args[0], source)
     own, other = val.dtype.itemsize, source.dtype.itemsize
-    start = (int(val.storage_offset()) * own - int(source.storage_offset()) * other) + int(ref.offset) * other
+    start = (int(val.storage_offset()) * own - int(source.storage_offset()) * other) + _static(
+        ref.offset
+    ) * other
     root = b.buffers[ref.buffer]
     if root.alias_of is not None:
-        start += int(root.offset) * root.dtype.itemsize
+        start += _static(root.offset) * root.dtype.itemsize
     if start % own:
         return None
     base = root.alias_of or ref.buffer

@@ -1,9 +1,9 @@
 """The elementwise operators of ATen as value expressions.
 
-What comes in: operands already in the compute dtype (float32 for bfloat16 and float16), and the operator's plain
-arguments. What goes out: one expression in the same dtype, or of dtype bool. What holds in between: the formula and
-the order of its steps are those of PyTorch's CPU kernels, so that results agree to rounding, and on NaN, infinities
-and signed zeros. Nothing here knows of tensors, shapes or promotion.
+What comes in: operands already in the compute dtype (float32 for bfloat16 and float16), and the operator's
+plain arguments. What goes out: one expression in the same dtype, or of dtype bool. What holds in between: the
+formula and the order of its steps are those of PyTorch's CPU kernels, so that results agree to rounding, and
+on NaN, infinities and signed zeros. Nothing here knows of tensors, shapes or promotion.
 
 The next file is ``pointwise.py``, which says which operator uses which formula.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from hotloop.ir.expr import Expr
 
 __all__ = ["BOOLEAN", "op"]
 
-Number = Union[bool, int, float]
+Number = bool | int | float
 
 
 def op(name: str) -> Callable[..., Expr]:
@@ -59,7 +59,7 @@ def identity(x: Expr) -> Expr:
     return x
 
 
-# --- arithmetic -------------------------------------------------------------------------------------------------
+# --- arithmetic ---------------------------------------------------------------------------------------------
 
 
 def add(a: Expr, b: Expr, alpha: Number = 1) -> Expr:
@@ -196,7 +196,7 @@ def constant_power(x: Expr, n: Number) -> Expr | None:
     return out
 
 
-# --- bits -------------------------------------------------------------------------------------------------------
+# --- bits ---------------------------------------------------------------------------------------------------
 
 
 def _in_width(x: Expr, n: Expr) -> Expr:
@@ -229,7 +229,7 @@ def shift_right(x: Expr, n: Expr) -> Expr | None:
     return ex.call("shr", x, ex.where(_in_width(x, n), n, like(n, last)))
 
 
-# --- comparisons and logic --------------------------------------------------------------------------------------
+# --- comparisons and logic ----------------------------------------------------------------------------------
 
 
 def logical(name: str) -> Callable[..., Expr]:
@@ -291,7 +291,7 @@ BOOLEAN: dict[str, Callable[..., Expr]] = {
 }
 
 
-# --- activations ------------------------------------------------------------------------------------------------
+# --- activations --------------------------------------------------------------------------------------------
 
 
 def relu(x: Expr) -> Expr:
@@ -448,7 +448,7 @@ def softplus_backward(g: Expr, x: Expr, beta: Number, threshold: Number) -> Expr
     return ex.where(gt(scaled, like(x, threshold)), g, over(times(g, z), plus(z, like(x, 1))))
 
 
-# --- special functions ------------------------------------------------------------------------------------------
+# --- special functions --------------------------------------------------------------------------------------
 
 
 def logaddexp(a: Expr, b: Expr) -> Expr:

@@ -1,9 +1,9 @@
 """The walk: from an FX graph of ATen operators to a loop program.
 
 What comes in: a graph module from ``graph/``, its sizes all plain integers, every node with a fake tensor in
-``meta["val"]``. What goes out: one frozen ``LoopProgram``. What holds in between: nodes are visited once, in order,
-each by the rule for its operator or, where there is none or it declines, by a call through PyTorch; nothing is fused,
-and an operator that is only a view adds no operation.
+``meta["val"]``. What goes out: one frozen ``LoopProgram``. What holds in between: nodes are visited once, in
+order, each by the rule for its operator or, where there is none or it declines, by a call through PyTorch;
+nothing is fused, and an operator that is only a view adds no operation.
 
 The next file is ``../schedule/layout.py``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotloop.compat import storage_key
+from hotloop.compat import OpOverload, storage_key
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError
@@ -41,7 +41,9 @@ RULES: Mapping[Any, Rule] = {
 
 
 def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph") -> LoopProgram:
-    """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be lowered."""
+    """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be
+    lowered.
+    """
     walk = _Walk(gm, name)
     for node in gm.graph.nodes:
         walk.visit(node)
@@ -72,7 +74,7 @@ class _Walk:
         """The program."""
         return self.builder.finish(self.outputs)
 
-    # --- one method for each kind of FX node --------------------------------------------------------------------
+    # --- one method for each kind of FX node ----------------------------------------------------------------
 
     def _placeholder(self, node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
@@ -108,11 +110,8 @@ class _Walk:
             return args[0][args[1]]
         if target is torch.ops.aten.copy_.default:
             return self._mutate(node, args[0], args[1])
-        if not isinstance(target, torch._ops.OpOverload) and not any(
-            map(_has_view, (args, tuple(kwargs.values())))
-        ):
-            if "val" not in node.meta or not isinstance(node.meta["val"], torch.Tensor):
-                return target(*args, **kwargs)  # arithmetic on sizes
+        if not isinstance(target, OpOverload) and not _has_view((args, kwargs)) and callable(target):
+            return target(*args, **kwargs)  # arithmetic on sizes
         rule = RULES.get(target)
         if rule is not None:
             result = rule(self.builder, node, *args, **kwargs)
@@ -126,7 +125,7 @@ class _Walk:
         for result in results:
             self.outputs.append(self._returned(result, returned))
 
-    # --- helpers ------------------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------------
 
     def _lowered(self, a: Any) -> Any:
         """An FX argument with every node replaced by what it became."""
@@ -154,7 +153,9 @@ class _Walk:
         return target
 
     def _returned(self, result: Any, returned: dict[str, set[int]]) -> Any:
-        """A graph output: a tensor with eager's strides that shares memory with nothing that eager's does not."""
+        """A graph output: a tensor with eager's strides that shares memory with nothing that eager's does
+        not.
+        """
         if not isinstance(result, torch.fx.Node):
             return result
         value = self.values[result]
@@ -197,7 +198,8 @@ class _Walk:
         root = b.buffers[ref.buffer].alias_of or ref.buffer
         if b.buffers[root].kind == "temp":
             b.buffers[root] = replace(b.buffers[root], kind="output")
-        # Dimensions of size 1 have eager's strides too. Where a copy was made of a tensor with gaps, the rest differ.
+        # Dimensions of size 1 have eager's strides too. Where a copy was made of a tensor with gaps, the rest
+        # differ.
         strides = tuple(
             int(theirs) if n == 1 else ours
             for n, ours, theirs in zip(ref.sizes, ref.strides, val.stride(), strict=True)
@@ -214,6 +216,6 @@ def _number(x: Any) -> Any:
 
 
 def _has_view(x: Any) -> bool:
-    if isinstance(x, (tuple, list)):
-        return any(map(_has_view, x))
-    return isinstance(x, View)
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    return any(map(_has_view, x)) if isinstance(x, (tuple, list)) else isinstance(x, View)

@@ -1,9 +1,10 @@
 """Elementwise operators: a table from ATen operator to formula, operand count and promotion.
 
-What comes in: FX nodes of elementwise ATen operators. What goes out: one ``Pointwise`` operation each. What holds in
-between: operands are converted to the promoted dtype as eager converts them, computed in float32 where that dtype is
-bfloat16 or float16, and rounded once when stored. Dtypes other than the usual ones (complex, float8, uint16...) and
-the few cases where only PyTorch can answer give ``NotImplemented``, which means a call through PyTorch.
+What comes in: FX nodes of elementwise ATen operators. What goes out: one ``Pointwise`` operation each. What
+holds in between: operands are converted to the promoted dtype as eager converts them, computed in float32
+where that dtype is bfloat16 or float16, and rounded once when stored. Dtypes other than the usual ones
+(complex, float8, uint16...) and the few cases where only PyTorch can answer give ``NotImplemented``, which
+means a call through PyTorch.
 
 The next file is ``extern.py``, which makes those calls.
 """
@@ -31,11 +32,9 @@ from .formulas import op
 __all__ = ["DTYPES", "RULES", "compute_dtype", "element", "operand", "result_type", "scalar", "store"]
 
 #: The dtypes that have arithmetic in the IR.
-DTYPES = frozenset(
-    (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8)
-    + (torch.int8, torch.int16, torch.int32, torch.int64)
-)
 _LOW = (torch.bfloat16, torch.float16)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = frozenset((torch.float32, torch.float64, *_LOW, torch.bool, *_INTEGERS))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,7 +42,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _LOW else dtype
 
 
-# --- operands ---------------------------------------------------------------------------------------------------
+# --- operands -----------------------------------------------------------------------------------------------
 
 
 def element(x: View, v: tuple[Index, ...]) -> Expr:
@@ -53,7 +52,9 @@ def element(x: View, v: tuple[Index, ...]) -> Expr:
 
 
 def scalar(value: bool | int | float, promoted: torch.dtype, exact: bool = False) -> Expr:
-    """A Python number as an operand. ``exact``: the kernel takes it in the compute dtype, without rounding first."""
+    """A Python number as an operand. ``exact``: the kernel takes it in the compute dtype, without rounding
+    first.
+    """
     compute = compute_dtype(promoted)
     if exact or promoted is compute:
         return ex.const(value, compute)
@@ -88,16 +89,16 @@ def result_type(operands: Iterable[Any]) -> torch.dtype:
     return _promote(kinds, torch.get_default_dtype())
 
 
-# --- the rule that the table is turned into ---------------------------------------------------------------------
+# --- the rule that the table is turned into -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Elementwise:
     """How one operator is lowered.
 
-    ``promotion``: ``same`` (operands in the result's dtype), ``compare`` (operands in their common dtype, the result a
-    bool), ``each`` (every operand in its own dtype). ``exact``: Python numbers are used in the compute dtype. ``name``
-    finds the formula for bools.
+    ``promotion``: ``same`` (operands in the result's dtype), ``compare`` (operands in their common dtype, the
+    result a bool), ``each`` (every operand in its own dtype). ``exact``: Python numbers are used in the
+    compute dtype. ``name`` finds the formula for bools.
     """
 
     name: str
@@ -153,129 +154,94 @@ def store(b: Builder, val: torch.Tensor, body: Expr) -> View:
     return b.pointwise(tuple(val.shape), val.dtype, lambda _: body, like=val)
 
 
-def _entries() -> list[Elementwise]:
-    rows: list[Elementwise] = []
-
-    def add(names: str, formula: Any, operands: int, promotion: str = "same", exact: bool = False) -> None:
-        for name in names.split():
-            rows.append(Elementwise(name, formula or op(name), operands, promotion, exact))
-
-    # Arithmetic. PyTorch's kernels take the scalar of these four in the compute dtype.
-    add("add", fm.add, 2, exact=True)
-    add("sub", fm.sub, 2, exact=True)
-    add("rsub", fm.rsub, 2, exact=True)
-    add("mul", fm.times, 2, exact=True)
-    for name in [
-        "neg",
-        "abs",
-        "sqrt",
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "expm1",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-    ]:
-        add(name, None, 1)
-    for name in ["asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma", "i0"]:
-        add(name, None, 1)
-    for name in ["erfcx", "i0e", "i1", "i1e", "ndtri", "bessel_j0", "bessel_j1"]:
-        add(f"special_{name}", op(name), 1)
-    for name in ("floor", "ceil", "trunc"):
-        add(name, fm.whole(name), 1)
-    add("reciprocal", fm.reciprocal, 1)
-    add("rsqrt", fm.rsqrt, 1)
-    add("square", fm.square, 1)
-    add("frac", fm.frac, 1)
-    add("sign sgn", fm.sign, 1)
-    add("round", fm.rounded, 1)
-    add("positive", fm.identity, 1)
-    add("maximum minimum fmax fmin atan2 hypot", None, 2)
-    add("copysign", None, 2)
-    add("pow", fm.power, 2, exact=True)
-    add("addcmul", fm.addcmul, 3)
-    add("addcdiv", fm.addcdiv, 3)
-    add("lerp", fm.lerp, 3, exact=True)
-    add("clamp", fm.clamp, 3)
-    add("clamp_min", fm.clamp_min, 2)
-    add("clamp_max", fm.clamp_max, 2)
-    add("logaddexp", fm.logaddexp, 2)
-    add("logaddexp2", fm.logaddexp2, 2)
-    add("xlogy", fm.xlogy, 2)
-    add("special_xlog1py", fm.xlog1py, 2)
-    add("special_entr", fm.entr, 1)
-    add("sinc", fm.sinc, 1)
-    add("logit", fm.logit, 1)
-    add("heaviside", fm.heaviside, 2)
-    add("deg2rad", fm.scaled(math.pi / 180), 1)
-    add("rad2deg", fm.scaled(180 / math.pi), 1)
-    # Bits.
-    add("bitwise_and bitwise_or bitwise_xor", None, 2)
-    for name in ("and", "or", "xor"):
-        add(f"__{name}__", op(f"bitwise_{name}"), 2)
-    add("bitwise_not", None, 1)
-    add("bitwise_left_shift __lshift__", fm.shift_left, 2)
-    add("bitwise_right_shift __rshift__", fm.shift_right, 2)
-    # Comparisons and logic.
-    add("eq ne lt le gt ge", None, 2, "compare")
-    for name in ("logical_and", "logical_or", "logical_xor"):
-        add(name, fm.logical(name), 2, "each")
-    add("logical_not", fm.logical("logical_not"), 1, "each")
-    add("isnan", fm.float_test("isnan", False), 1, "each")
-    add("isinf", fm.float_test("isinf", False), 1, "each")
-    add("isfinite", fm.float_test("isfinite", True), 1, "each")
-    add("isposinf", fm.isposinf, 1, "each")
-    add("isneginf", fm.isneginf, 1, "each")
-    add("signbit", fm.signbit, 1, "each")
-    # Activations and their derivatives.
-    for name in [
-        "relu",
-        "relu6",
-        "silu",
-        "gelu",
-        "hardsigmoid",
-        "hardswish",
-        "elu",
-        "selu",
-        "celu",
-        "leaky_relu",
-        "softplus",
-        "mish",
-    ]:
-        add(name, getattr(fm, name), 1)
-    add("hardtanh", fm.clamp, 3)
-    add("hardshrink", fm.hardshrink, 1)
-    add("softshrink", fm.softshrink, 1)
-    add("threshold", fm.threshold, 3)
-    add("threshold_backward", fm.threshold_backward, 3)
-    add("log_sigmoid", fm.log_sigmoid, 1)
-    add("_prelu_kernel", fm.prelu, 2)
-    for name in [
-        "gelu",
-        "silu",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "leaky_relu",
-        "softplus",
-        "sigmoid",
-        "tanh",
-    ]:
-        add(f"{name}_backward", getattr(fm, f"{name}_backward"), 2)
-    return rows
+def _rows(
+    names: str,
+    operands: int,
+    formula: Any = None,
+    promotion: str = "same",
+    exact: bool = False,
+    prefix: str = "",
+) -> list[Elementwise]:
+    """One row a name. Without a formula the operation is the IR's own of that name."""
+    return [Elementwise(f"{prefix}{n}", formula or op(n), operands, promotion, exact) for n in names.split()]
 
 
-# --- operators that the table cannot say ------------------------------------------------------------------------
+def _formula_rows(names: str, operands: int, suffix: str = "") -> list[Elementwise]:
+    """Rows whose formula has the operator's own name."""
+    return [Elementwise(n + suffix, getattr(fm, n + suffix), operands) for n in names.split()]
+
+
+def _arithmetic() -> list[Elementwise]:
+    return [
+        # PyTorch's CPU kernels round the scalar of a sum to the dtype, that of a product not.
+        *_formula_rows("add sub rsub", 2),
+        *_rows("mul", 2, fm.times, exact=True),
+        *_rows("neg abs", 1),
+        *_rows("sign sgn", 1, fm.sign),
+        *_rows("round", 1, fm.rounded),
+        *_rows("positive", 1, fm.identity),
+        *(Elementwise(n, fm.whole(n), 1) for n in ("floor", "ceil", "trunc")),
+        *_formula_rows("reciprocal rsqrt square frac", 1),
+        *_rows("maximum minimum fmax fmin copysign", 2),
+        *_rows("pow", 2, fm.power, exact=True),
+        *_formula_rows("addcmul addcdiv clamp", 3),
+        *_rows("lerp", 3, fm.lerp, exact=True),
+        *_formula_rows("clamp_min clamp_max heaviside", 2),
+        *_rows("deg2rad", 1, fm.scaled(math.pi / 180)),
+        *_rows("rad2deg", 1, fm.scaled(180 / math.pi)),
+    ]
+
+
+def _transcendental() -> list[Elementwise]:
+    return [
+        *_rows("sqrt exp exp2 log log2 log10 log1p expm1 sin cos tan asin acos atan", 1),
+        *_rows("sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma i0", 1),
+        *_rows("erfcx i0e i1 i1e ndtri bessel_j0 bessel_j1", 1, prefix="special_"),
+        *_rows("atan2 hypot", 2),
+        *_formula_rows("logaddexp logaddexp2 xlogy", 2),
+        *_formula_rows("sinc logit", 1),
+        *_rows("special_xlog1py", 2, fm.xlog1py),
+        *_rows("special_entr", 1, fm.entr),
+    ]
+
+
+def _logic() -> list[Elementwise]:
+    return [
+        *_rows("bitwise_and bitwise_or bitwise_xor", 2),
+        *(Elementwise(f"__{n}__", op(f"bitwise_{n}"), 2) for n in ("and", "or", "xor")),
+        *_rows("bitwise_not", 1),
+        *_rows("bitwise_left_shift __lshift__", 2, fm.shift_left),
+        *_rows("bitwise_right_shift __rshift__", 2, fm.shift_right),
+        *_rows("eq ne lt le gt ge", 2, promotion="compare"),
+        *(Elementwise(n, fm.logical(n), 2, "each") for n in ("logical_and", "logical_or", "logical_xor")),
+        Elementwise("logical_not", fm.logical("logical_not"), 1, "each"),
+        *(
+            Elementwise(n, fm.float_test(n, n == "isfinite"), 1, "each")
+            for n in ("isnan", "isinf", "isfinite")
+        ),
+        *_rows("isposinf", 1, fm.isposinf, "each"),
+        *_rows("isneginf", 1, fm.isneginf, "each"),
+        *_rows("signbit", 1, fm.signbit, "each"),
+    ]
+
+
+def _activations() -> list[Elementwise]:
+    """Activations, and the derivatives that have a formula of their own."""
+    return [
+        *_formula_rows(
+            "relu relu6 silu gelu hardsigmoid hardswish elu selu celu leaky_relu softplus mish", 1
+        ),
+        *_formula_rows("hardshrink softshrink log_sigmoid", 1),
+        *_rows("hardtanh", 3, fm.clamp),
+        *_rows("threshold", 3, fm.threshold),
+        *_rows("threshold_backward", 3, fm.threshold_backward),
+        *_rows("_prelu_kernel", 2, fm.prelu),
+        *_formula_rows("gelu silu hardswish hardsigmoid hardtanh leaky_relu softplus", 2, "_backward"),
+        *_formula_rows("sigmoid tanh", 2, "_backward"),
+    ]
+
+
+# --- operators that the table cannot say --------------------------------------------------------------------
 
 
 def _store(b: Builder, node: torch.fx.Node, body: Callable[[tuple[Index, ...]], Expr]) -> View:
@@ -317,10 +283,10 @@ def _view_dtype(b: Builder, node: torch.fx.Node, x: View, dtype: torch.dtype) ->
 def _div(b: Builder, node: torch.fx.Node, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     """Division of integers by a tensor stays PyTorch's: a zero has to raise, never to stop the process."""
     if rounding_mode is None:
-        return _TRUE_DIV.apply(b, node, [x, y], {})
+        return _TRUE_DIV.apply(b, node, [x, y])
     if not node.meta["val"].dtype.is_floating_point and (isinstance(y, View) or y == 0):
         return NotImplemented
-    return (_TRUNC_DIV if rounding_mode == "trunc" else _FLOOR_DIV).apply(b, node, [x, y], {})
+    return (_TRUNC_DIV if rounding_mode == "trunc" else _FLOOR_DIV).apply(b, node, [x, y])
 
 
 def _floor_divide(b: Builder, node: torch.fx.Node, x: Any, y: Any) -> Any:
@@ -333,7 +299,7 @@ def _modulo(name: str) -> Rule:
     def lower(b: Builder, node: torch.fx.Node, x: Any, y: Any) -> Any:
         if not node.meta["val"].dtype.is_floating_point and (isinstance(y, View) or y == 0):
             return NotImplemented
-        return entry.apply(b, node, [x, y], {})
+        return entry.apply(b, node, [x, y])
 
     return lower
 
@@ -344,7 +310,7 @@ _FLOOR_DIV = Elementwise("div_floor", fm.div_floor, 2, exact=True)
 
 
 def _select(b: Builder, node: torch.fx.Node, cond: View, x: Any, y: Any) -> Any:
-    """``where(cond, x, y)``: selection only, but in the compute dtype so that it joins a chain of arithmetic."""
+    """``where(cond, x, y)``: a selection, in the compute dtype so that it joins a chain of arithmetic."""
     dtype = node.meta["val"].dtype
     if dtype not in DTYPES or not all(_usual(a) for a in (cond, x, y)):
         return NotImplemented
@@ -408,7 +374,7 @@ def _special() -> dict[str, Rule]:
 
 def _rules() -> dict[Any, Rule]:
     rules: dict[Any, Rule] = {}
-    for entry in _entries():
+    for entry in (*_arithmetic(), *_transcendental(), *_logic(), *_activations()):
         for overload in functional_overloads(entry.name):
             parameters = operator_arguments(overload) or ()
             if len(parameters) >= entry.operands:
