@@ -11,6 +11,7 @@ The next file is ``lower.py``, the walk that falls back on this one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,11 +28,12 @@ __all__ = ["call", "strided_like"]
 def strided_like(b: Builder, x: View, like: torch.Tensor) -> ViewRef:
     """``x`` as a tensor with the strides of ``like``, copied only where it has others."""
     ref = b.try_strided(x)
-    if ref is not None and _same_strides(ref.sizes, ref.strides, like):
-        return ref
-    ref = b.try_strided(b.copy(x, b._dense_strides(like, x.sizes)))
-    assert ref is not None
-    return ref
+    if ref is None or not _same_strides(ref.sizes, ref.strides, like):
+        ref = b.try_strided(b.copy(x, b._dense_strides(like, x.sizes)))
+        assert ref is not None
+    # A dimension of size 1 may have any stride, but PyTorch tells memory formats by it.
+    steps = zip(ref.sizes, ref.strides, like.stride(), strict=True)
+    return replace(ref, strides=tuple(theirs if n == 1 else ours for n, ours, theirs in steps))
 
 
 def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: torch.Tensor) -> bool:
