@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hotloop import config
 from hotloop.runtime.cache import Cache, count_reasons
+from hotloop.tools.doctor import examine
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
@@ -26,8 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="info: sizes and hit rate; clear: remove everything; why: the reason of each miss",
     )
     cache.add_argument("--last", type=int, default=20, metavar="N", help="why: show the last N misses (20)")
+    commands.add_parser("doctor", help="check compiler, OpenMP, CPU, cache and GPU, and run a small function")
     parsed = parser.parse_args(arguments)
+    if parsed.command == "doctor":
+        return _doctor()
     return _cache(parsed.action, parsed.last)
+
+
+def _doctor() -> int:
+    bad = False
+    for finding in examine():
+        _say(str(finding))
+        bad = bad or finding.bad
+    return 1 if bad else 0
 
 
 def _cache(action: str, last: int) -> int:
