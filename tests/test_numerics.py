@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -247,3 +249,19 @@ def test_an_index_out_of_range_raises(bad: int) -> None:
         torch.nn.functional.embedding(at, table)
     with pytest.raises(IndexError, match="out of range"):
         compiled(torch.nn.functional.embedding, at, table)
+
+
+INTO_NOTHING = """
+import torch
+f = torch.compile(lambda t, i: torch.nn.functional.embedding(i, t) + 1, backend="hotloop")
+try:
+    f(torch.empty(0, 4), torch.tensor([0, 1]))
+except IndexError as error:
+    print(error)
+"""
+
+
+def test_an_index_into_an_empty_tensor_raises() -> None:
+    """In a process of its own: a wrong answer here is a crash."""
+    done = subprocess.run([sys.executable, "-c", INTO_NOTHING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "out of range" in done.stdout, done.stderr
