@@ -7,11 +7,12 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.fx import symbolic_trace
 
 import hotloop
@@ -24,6 +25,7 @@ from hotloop.ir.kernel import Kernel
 from hotloop.ir.loops import Buffer, LoopProgram, Origin, ViewRef
 from hotloop.ir.samples import constant, sample
 from hotloop.runtime.override import find_override
+from hotloop.tools import replay
 from hotloop.tools.replay import difference
 
 TABLE = torch.tensor([3, 1, 2])
@@ -141,6 +143,62 @@ def test_the_dumps_are_there_and_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     for text in (printed, run(folder / "fx_graph_runnable.py")):
         assert text.startswith("equal to eager\n"), text
         assert "hotloop" in text and " ms, median of " in text
+
+
+class Net(nn.Module):
+    """Convolution, batch norm in training, pooling with indices, a mutated buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.max_pool2d(self.norm(self.conv(x)).relu(), 2)
+
+
+def write(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1).masked_fill(x > 1, -float("inf")).softmax(-1)
+
+
+def embed(w: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(i, w).bfloat16()[::2].cumsum(0)
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "graphs"),
+    [
+        (Net(), [torch.randn(2, 3, 8, 8)], 2),
+        (write, [torch.randn(4, 6).t()], 1),
+        (embed, [torch.randn(9, 4, requires_grad=True), torch.tensor([1, 7, 7])], 2),
+        (branch, [torch.randn(5)], 3),
+    ],
+    ids=["net", "write", "embed", "branch"],
+)
+def test_the_dumps_of_all_kinds_of_graph_run(
+    f: Callable[..., torch.Tensor],
+    args: list[torch.Tensor],
+    graphs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(replay, "_time", lambda *_: 0)
+    with hotloop.config.patch(debug=True, debug_dir=str(tmp_path)):
+        y = torch.compile(f, backend="hotloop")(*args)
+        if y.requires_grad:
+            y.sum().backward()
+    files = sorted(tmp_path.rglob("output_code.py"))
+    assert 1 <= len(files) <= graphs
+    for file in files:
+        torch._dynamo.reset()
+        status, printed = run_here(file, capsys)
+        assert status == 0 and ("equal to eager" in printed or f is branch), printed
+        status, printed = run_here(file.with_name("fx_graph_runnable.py"), capsys)
+        assert status == 0 and printed == "equal to eager\n"
 
 
 def test_an_edited_file_is_used_for_its_graph_alone(

@@ -25,7 +25,7 @@ from hotloop.codegen.host import print_host
 from hotloop.codegen.output_code import fusions, graph_key, print_output_code, steps
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
-from hotloop.errors import CompileError, HotloopError, ToolchainError
+from hotloop.errors import CompileError, HotloopError, ToolchainError, describe_exception
 from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
@@ -182,7 +182,7 @@ def _stage(name: str) -> Iterator[None]:
     except HotloopError:
         raise
     except Exception as error:
-        raise CompileError(f"{type(error).__name__}: {error}", stage=name) from error
+        raise CompileError(describe_exception(error), stage=name) from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -111,11 +112,14 @@ class ToolchainError(HotloopError):
         super().__init__(f"{message}\n  next: {self.hint}")
 
 
-class IndexFault(HotloopError, IndexError):
-    """An index in the data is out of range. Eager raises IndexError or RuntimeError, by operator: this is both."""
+class IndexRangeError(HotloopError, IndexError):
+    """An index in the data is out of range.
+
+    Eager raises IndexError or RuntimeError, depending on the operator: this is both.
+    """
 
 
-class DivisionFault(HotloopError, ZeroDivisionError):
+class IntegerDivisionError(HotloopError, ZeroDivisionError):
     """An integer was divided by zero. Eager raises RuntimeError("ZeroDivisionError"): this is both."""
 
 
@@ -148,6 +152,19 @@ def describe_node(node: torch.fx.Node | str) -> str:
         return node
     inputs = ", ".join(str(argument) for argument in node.all_input_nodes)
     return f"{node.target} ({node.name} of {inputs})" if inputs else f"{node.target} ({node.name})"
+
+
+def describe_exception(error: Exception) -> str:
+    """One line for an exception that nobody expected: its kind, its text and where it was raised.
+
+    Dynamo shows a back end's error without its cause, so that the place would be lost.
+    """
+    places = []
+    for frame in reversed(traceback.extract_tb(error.__traceback__)[-3:]):
+        file = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
+        places.append(f"{file}:{frame.lineno} {frame.name}")
+    text = f"{type(error).__name__}: {error}"
+    return f"{text} (raised at {' < '.join(places)})" if places else text
 
 
 def source_line(fx_node: torch.fx.Node) -> str | None:

@@ -109,7 +109,7 @@ def test_the_fault_names_operators_and_lines() -> None:
         rows = functional.embedding(i, X)
         return torch.relu(rows * 2)
 
-    with pytest.raises(hotloop.errors.IndexFault) as caught:
+    with pytest.raises(hotloop.errors.IndexRangeError) as caught:
         compiled(f)(torch.tensor([99]))
     text = str(caught.value)
     assert "cpp_fused_embedding_mul_relu" in text

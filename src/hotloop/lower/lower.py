@@ -20,7 +20,7 @@ import torch
 from hotloop.compat import OpOverload, storage_key
 from hotloop.config import Config
 from hotloop.dumps import Log
-from hotloop.errors import CompileError, HotloopError
+from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
 from hotloop.ir.loops import LoopProgram, Pointwise, ViewRef
 
@@ -67,7 +67,7 @@ class _Walk:
         except HotloopError:
             raise
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            message = describe_exception(error)
             raise CompileError(message, stage="lower", node=node) from error
 
     def finish(self) -> LoopProgram:

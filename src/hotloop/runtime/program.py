@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
-from hotloop.errors import DivisionFault, HotloopError, IndexFault
+from hotloop.errors import IntegerDivisionError, HotloopError, IndexRangeError
 from hotloop.runtime.pool import OutputPool
 
 __all__ = ["Runtime", "load_program"]
@@ -107,13 +107,18 @@ class Runtime:
         return torch.empty_strided(sizes, strides, dtype=tensor.dtype).copy_(tensor)
 
     @staticmethod
+    def results(value: Any) -> Sequence[Any]:
+        """What an operator gave, as a sequence."""
+        return value if isinstance(value, (tuple, list)) else (value,)
+
+    @staticmethod
     def fault(status: int, kernel: str, places: Sequence[str]) -> None:
         """Raise what eager raises for the fault that a kernel reports."""
         at = "".join(f"\n  {place}" for place in places)
         if status == 1:
-            raise IndexFault(f"index out of range in one of the operators of {kernel}:{at}")
+            raise IndexRangeError(f"index out of range in one of the operators of {kernel}:{at}")
         if status == 2:
-            raise DivisionFault(f"ZeroDivisionError in one of the operators of {kernel}:{at}")
+            raise IntegerDivisionError(f"ZeroDivisionError in one of the operators of {kernel}:{at}")
         raise HotloopError(f"kernel {kernel} failed with status {status}:{at}")
 
 

@@ -323,8 +323,10 @@ def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
         for e in ex.walk(s.value):
             if e.op not in ("lt", "le", "gt", "ge", "eq", "ne") or v not in e.free_vars:
                 continue
+            if e.args[0].dtype.is_floating_point:  # its constants may be infinite
+                continue
             a, b = (x.attr if x.op == "index" else ix.const(x.value) if x.op == "const" else None for x in e.args)
-            if a is None or b is None or e.args[0].dtype.is_floating_point:
+            if a is None or b is None:
                 continue
             d = a - b
             c = ix.coefficient(d, v)

@@ -30,6 +30,8 @@ MAX_NODES = 300
 CHEAP = 3
 #: A producer this many times smaller than its reader counts as small: reading what it reads costs nothing.
 SMALL = 16
+#: What may be recomputed once for every inner loop of a reader.
+HOISTED = 40
 #: A producer with one reader is recomputed for every point of a larger reader up to this cost.
 CHEAP_BROADCAST = 5
 
@@ -88,7 +90,7 @@ def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
         if isinstance(op, Extern):
             ops.append(op)
             continue
-        body, folded = _inlined(op, producers, sizes, uses)
+        body, folded = _inlined(op, p.buffers[op.out], producers, sizes, uses)
         if not keep_roundings:
             body = drop_roundings(body)
         new = op if body is op.body else replace(op, body=body, folded=folded)
@@ -100,7 +102,7 @@ def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
 
 
 def _inlined(
-    op: Pointwise | Reduce, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses
+    op: Pointwise | Reduce, out: Buffer, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses
 ) -> tuple[Expr, tuple[Origin, ...]]:
     """The body with producers substituted, and the origins of all that is folded into it."""
     points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
@@ -111,7 +113,8 @@ def _inlined(
     chosen: set[str] = set()
     for name, count in counts.items():
         producer = producers.get(name)
-        if producer is None or not _worthwhile(producer, count, points, len(uses.readers[name])):
+        readers = len(uses.readers.get(name, ()))
+        if producer is None or not _worthwhile(producer, op, out, count, points, readers):
             continue
         budget -= sizes[name] * count
         if budget < 0:
@@ -130,17 +133,38 @@ def _inlined(
     return ex.rewrite_loads(op.body, expand), tuple(dict.fromkeys([*folded, *op.folded]))
 
 
-def _worthwhile(producer: Pointwise, count: int, points: int, readers: int) -> bool:
+def _worthwhile(
+    producer: Pointwise, reader: Pointwise | Reduce, out: Buffer, count: int, points: int, readers: int
+) -> bool:
+    """Whether to compute the producer again in ``reader``, whose result goes to ``out``."""
     body = producer.body
     reads = sum(1 for n in ex.walk(body) if n.op == "load")
     work = ex.cost(body) - reads
     own = max(extents(producer.vars), 1)
-    if readers > 1 and points >= SMALL * own and reads <= 3 and work <= CHEAP:
-        return True  # a per-channel or per-row value: its loads stay in cache
+    if points * SMALL <= own:
+        return True  # a few elements of something large: a gather after a row-wise computation
+    if points >= SMALL * own and reads <= 3:
+        # A per-channel or per-row value: its loads stay in cache. Dearer ones only where the inner loop hoists them.
+        if work <= CHEAP or (work <= HOISTED and _is_uniform(producer, reader, out)):
+            return True
     if readers > 1:
         return (reads <= 1 and work <= CHEAP) or (reads == 0 and work <= 2 * CHEAP)
     repeats = count * points / own
     return repeats <= 1 or work <= CHEAP_BROADCAST or (repeats <= 2 and work <= 4 * CHEAP_BROADCAST)
+
+
+def _is_uniform(producer: Pointwise, reader: Pointwise | Reduce, out: Buffer) -> bool:
+    """Whether the producer's value is the same along what will be the reader's inner loop."""
+    if isinstance(reader, Reduce):
+        inner = reader.reduce_vars[-1]
+    else:
+        contiguous = [v for v, s in zip(reader.vars, out.strides, strict=True) if s == 1 and v.extent != 1]
+        if not contiguous:
+            return False
+        inner = contiguous[-1]
+    if int(inner.extent) < 32:  # type: ignore[arg-type]
+        return False
+    return all(inner not in n.free_vars for n in ex.loads(reader.body) if n.buffer == producer.out)
 
 
 def drop_dead(p: LoopProgram) -> LoopProgram:
