@@ -537,7 +537,10 @@ def cost(e: Expr) -> int:
     total = 0
     for n in walk(e):
         info = OPS.get(n.op)
-        total += info.cost if info is not None else 1 if n.op in ("cast", "where", "masked", "load") else 0
+        if info is not None:
+            total += info.cost
+        elif n.op in ("where", "masked", "load") or (n.op == "cast" and not n.attr):
+            total += 1  # a cast that models rounding will mostly be dropped
     return total
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
@@ -88,13 +90,21 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
     steps: list[_Open] = []
     step_of: dict[str, int] = {}  # storage -> number of the step that writes it
     readers: dict[str, list[int]] = {}  # storage -> steps that read it
+    impure: int | None = None  # the last step with an effect: random numbers, and what PyTorch says mutates
     for position, op in enumerate(p.ops):
         needs = {step_of[b] for b in (base_of(p.buffers, n) for n in op_reads(op)) if b in step_of}
+        effect = isinstance(op, Extern) and has_effect(op)
+        if effect and impure is not None:
+            needs.add(impure)
+        written = [b for b in (base_of(p.buffers, n) for n in op_outputs(op)) if b in readers or b in step_of]
+        for b in written:  # a write waits for every reader and writer of the old value
+            needs.update(readers.get(b, ()))
+            needs.update({step_of[b]} if b in step_of else ())
         before = 0
         for s in needs:
             before |= steps[s].before | (1 << s)
         chosen: int | None = None
-        if not isinstance(op, Extern) and enabled:
+        if not isinstance(op, Extern) and enabled and not written:
             chosen = _find_group(p, uses, steps, step_of, readers, op, position, before, refuse)
         if chosen is None:
             chosen = len(steps)
@@ -103,6 +113,8 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             steps.append(opened)
         else:
             _add_dependences(steps, chosen, before)
+        if effect:
+            impure = chosen
         opened = steps[chosen]
         opened.last = position
         opened.nodes += 0 if isinstance(op, Extern) else sum(1 for _ in ex.walk(op.body))
@@ -116,6 +128,14 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             opened.buffers.add(base_of(p.buffers, b))
             step_of[base_of(p.buffers, b)] = chosen
     return tuple(steps[i].step for i in _order(steps))
+
+
+def has_effect(op: Extern) -> bool:
+    """Whether a call must keep its place among other calls: it draws random numbers, writes, or is opaque."""
+    tags = getattr(op.target, "tags", None)
+    if op.mutates or tags is None:
+        return True
+    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _add_dependences(steps: list[_Open], chosen: int, before: int) -> None:

@@ -126,10 +126,13 @@ class _Builder:
         got = self.memo.get(key)
         if got is None:
             got = ex.rewrite_loads(m.body, lambda n: self.read(n, m, at_pass))
-            if not self.keep_roundings:
-                got = drop_roundings(got)
             self.memo[key] = got
         return got
+
+    def final(self, e: Expr) -> Expr:
+        """A whole statement's value. Only here are roundings dropped: what a comparison depends on keeps all of them,
+        through every operation that has been fused into it."""
+        return e if self.keep_roundings else drop_roundings(e)
 
     def read(self, n: Expr, reader: Member, at_pass: int) -> Expr | None:
         source = self.members.get(n.buffer)
@@ -180,14 +183,16 @@ class _Builder:
             if isinstance(m.op, Reduce):
                 name = f"acc_{m.op.out}"
                 inits.append(Init(name, m.op.kind, m.body.dtype))
-                body.append(Accumulate(name, self.value(m, k), m.position))
+                # The position of an extreme jumps: it is sought among the rounded values.
+                value = self.value(m, k) if m.op.kind in ("argmax", "argmin") else self.final(self.value(m, k))
+                body.append(Accumulate(name, value, m.position))
                 continue
             if m.op.out in self.row:
                 scratch = self.row[m.op.out]
                 index = self.row_index(ex.load(m.op.out, m.store, scratch.dtype), m)
-                body.append(Store(scratch.name, index, self.value(m, k)))
+                body.append(Store(scratch.name, index, self.final(self.value(m, k))))
             if m.op.out in self.stored:
-                body.append(self.store(m, self.value(m, k)))
+                body.append(self.store(m, self.final(self.value(m, k))))
         return tuple(inits), tuple(body)
 
     def outer_statements(self, k: int) -> tuple[Stmt, ...]:
@@ -200,7 +205,7 @@ class _Builder:
                     result = ex.local(f"acc_{m.op.out}", torch.int64 if arg else m.body.dtype)
                     out.append(self.store(m, ex.cast(result, self.buffers[m.op.out].dtype)))
             elif not m.inner and self.available[m.op.out] == k:
-                value = self.value(m, k)
+                value = self.final(self.value(m, k))
                 if self.g.inner:
                     out.append(Let(f"val_{m.op.out}", value))
                     value = ex.local(f"val_{m.op.out}", value.dtype)

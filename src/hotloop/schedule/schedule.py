@@ -28,7 +28,7 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Sc
     if config.unfused:
         p = drop_dead(drop_empty(program))
     else:
-        p = simplify(program, threads, keep_roundings)
+        p = simplify(program, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     p = _without_unused(p, groups)
     machine = Machine(threads, config.parallel_threshold)

@@ -18,7 +18,6 @@ from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_reads
-from hotloop.ir.rewrite import drop_roundings
 
 from .dependences import Uses, analyse
 
@@ -43,11 +42,11 @@ def numel(sizes: Sequence[IndexLike]) -> int:
     return n
 
 
-def simplify(p: LoopProgram, threads: int, keep_roundings: bool) -> LoopProgram:
+def simplify(p: LoopProgram, threads: int) -> LoopProgram:
     """Every pass of this module in order."""
     p = drop_empty(p)
-    p = drop_dead(inline(p, keep_roundings))
-    p = inline(p, keep_roundings)  # what was small to its first readers may be large to those they went into
+    p = drop_dead(inline(p))
+    p = inline(p)  # what was small to its first readers may be large to those they went into
     p = split_reductions(p, threads)
     return drop_dead(p)
 
@@ -80,7 +79,7 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
     return p if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops)) else replace(p, ops=tuple(ops))
 
 
-def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
+def inline(p: LoopProgram) -> LoopProgram:
     """Substitute producers into their readers where that saves memory traffic and costs little arithmetic."""
     uses = analyse(p)
     producers: dict[str, Pointwise] = {}
@@ -91,8 +90,6 @@ def inline(p: LoopProgram, keep_roundings: bool) -> LoopProgram:
             ops.append(op)
             continue
         body, folded = _inlined(op, p.buffers[op.out], producers, sizes, uses)
-        if not keep_roundings:
-            body = drop_roundings(body)
         new = op if body is op.body else replace(op, body=body, folded=folded)
         ops.append(new)
         if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
