@@ -253,15 +253,18 @@ def test_an_index_out_of_range_raises(bad: int) -> None:
 
 INTO_NOTHING = """
 import torch
-f = torch.compile(lambda t, i: torch.nn.functional.embedding(i, t) + 1, backend="hotloop")
-try:
-    f(torch.empty(0, 4), torch.tensor([0, 1]))
-except IndexError as error:
-    print(error)
+def f(t, i):
+    return torch.nn.functional.embedding(i, t) + 1
+def error(f):
+    try:
+        f(torch.empty(0, 4), torch.tensor([0, 1]))
+    except Exception as e:
+        return type(e), str(e)
+assert error(f) is not None and error(torch.compile(f, backend="hotloop")) == error(f), error(f)
 """
 
 
 def test_an_index_into_an_empty_tensor_raises() -> None:
     """In a process of its own: a wrong answer here is a crash."""
     done = subprocess.run([sys.executable, "-c", INTO_NOTHING], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "out of range" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr

@@ -20,6 +20,10 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+
+# The lock (an RLock) under which Dynamo compiles: FX tells by a global variable whether it is tracing, so that
+# two threads must not trace at once. torch 2.11 to 2.14: `torch._dynamo.convert_frame.compile_lock`.
+from torch._dynamo.convert_frame import compile_lock as tracing_lock
 from torch._dynamo.utils import get_debug_dir
 from torch._guards import detect_fake_mode
 from torch._logging import _internal as torch_logging
@@ -248,6 +252,7 @@ def fake_mode_of(inputs: Sequence[Any]) -> Any:
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """The graph traced again for the concrete sizes of real `inputs`; its nodes have plain sizes.
 
+    To be called with `tracing_lock` held.
     torch 2.11 to 2.14: `make_fx` with `tracing_mode="fake"`, as documented in torch.fx.experimental.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
