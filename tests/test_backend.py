@@ -278,6 +278,26 @@ def test_threads_may_compile_at_once() -> None:
         torch.testing.assert_close(results[k], f(x))
 
 
+def test_threads_may_bring_new_sizes_at_once() -> None:
+    """FX knows by a global variable whether it traces: two threads must not do so at once."""
+    g = compiled(scaled, dynamic=True)
+    results: dict[int, torch.Tensor] = {}
+
+    def work(k: int) -> None:
+        for size in range(2, 8):
+            results[10 * k + size] = g(torch.full((k + 2, size), float(k)))
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for k in range(4):
+        for size in range(2, 8):
+            assert torch.equal(results[10 * k + size], torch.full((k + 2, size), 2.0 * k + 1))
+    assert not torch.fx._symbolic_trace.is_fx_tracing()
+
+
 def test_a_hook_may_call_the_function_whose_backward_runs() -> None:
     weight = torch.randn(40, 40)
 

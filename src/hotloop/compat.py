@@ -20,10 +20,7 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
-
-# The lock (an RLock) under which Dynamo compiles: FX tells by a global variable whether it is tracing, so that
-# two threads must not trace at once. torch 2.11 to 2.14: `torch._dynamo.convert_frame.compile_lock`.
-from torch._dynamo.convert_frame import compile_lock as tracing_lock
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import get_debug_dir
 from torch._guards import detect_fake_mode
 from torch._logging import _internal as torch_logging
@@ -33,6 +30,10 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+
+#: The lock (an RLock) under which Dynamo compiles. FX tells by a global variable whether it is tracing, so that two
+#: threads must not trace at once. torch 2.11 to 2.14: `torch._dynamo.convert_frame.compile_lock`.
+tracing_lock = compile_lock
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
