@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -263,12 +264,13 @@ class _PerSize:
         self._kind = kind
         self._config = config
         self._known: dict[tuple[Any, ...], Compiled] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Any:
         key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args)
         known = self._known.get(key)
         if known is None:
-            with compat.tracing_lock:
+            with self._lock:
                 known = self._known.get(key)
                 if known is None:
                     known = compile_graph(compat.retrace(self._gm, args), args, self._kind, self._config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import get_debug_dir
 from torch._guards import detect_fake_mode
 from torch._logging import _internal as torch_logging
@@ -28,12 +28,7 @@ from torch._logging import _internal as torch_logging
 # The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
-
-#: The lock (an RLock) under which Dynamo compiles. FX tells by a global variable whether it is tracing, so that two
-#: threads must not trace at once. torch 2.11 to 2.14: `torch._dynamo.convert_frame.compile_lock`.
-tracing_lock = compile_lock
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
@@ -251,16 +246,38 @@ def fake_mode_of(inputs: Sequence[Any]) -> Any:
 
 
 def retrace(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph traced again for the concrete sizes of real `inputs`; its nodes have plain sizes.
+    """The graph for the concrete sizes of real `inputs`: nodes that compute sizes are gone, all others stay.
 
-    To be called with `tracing_lock` held.
-    torch 2.11 to 2.14: `make_fx` with `tracing_mode="fake"`, as documented in torch.fx.experimental.
+    Not by tracing: FX tells by a global variable that it traces, and a compiled function that another thread
+    calls meanwhile refuses to run. torch 2.11 to 2.14: `FakeTensorMode`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
-    fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
-    with mode, torch.no_grad():
-        traced: torch.fx.GraphModule = make_fx(gm)(*fakes)
-    return traced
+    graph = torch.fx.Graph()
+    given = iter(inputs)
+    values: dict[torch.fx.Node, Any] = {}
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def fake(x: Any) -> Any:
+        return mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x
+
+    def argument(n: torch.fx.Node) -> Any:
+        return values[n] if isinstance(values[n], (bool, int, float)) else copies[n]
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = fake(next(given))
+        elif node.op == "get_attr":
+            values[node] = fake(operator.attrgetter(node.target)(gm))
+        elif node.op == "call_function":
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            with mode, torch.no_grad():
+                values[node] = node.target(*args, **kwargs)
+            if isinstance(values[node], (bool, int, float)):
+                continue
+        copies[node] = graph.node_copy(node, argument)
+        if node.op != "output":
+            copies[node].meta["val"] = values[node]
+    return torch.fx.GraphModule(gm, graph)
 
 
 def is_composite(target: Any) -> bool:
