@@ -91,6 +91,29 @@ template <class V, class U, class F> HL V map2(V a, U b, F f) {
     if constexpr (width<V> == 1) return f(a, b);
     else { V r; for (int k = 0; k < width<V>; k++) r[k] = f(a[k], b[k]); return r; }
 }
+// The upper half of the lanes (the lower one is its first lanes), and all of them turned by N places.
+#if HL_HAS(__builtin_shufflevector)
+#define HL_SHUFFLES 1
+template <int FROM, class V> HL vec<elem<V>, width<V> / 2> half_of(V v) {
+    constexpr int H = width<V> / 2, k = FROM * H;
+    static_assert(H == 2 || H == 4 || H == 8, "half a register at least");
+    if constexpr (H == 2) return __builtin_shufflevector(v, v, k, k + 1);
+    else if constexpr (H == 4) return __builtin_shufflevector(v, v, k, k + 1, k + 2, k + 3);
+    else return __builtin_shufflevector(v, v, k, k + 1, k + 2, k + 3, k + 4, k + 5, k + 6, k + 7);
+}
+template <int N, class V> HL V turned(V v) {
+    constexpr int W = width<V>;
+    if constexpr (W == 2) return __builtin_shufflevector(v, v, 1, 0);
+    else if constexpr (W == 4) return __builtin_shufflevector(v, v, N, N + 1, (N + 2) % W, (N + 3) % W);
+    else if constexpr (W == 8)
+        return __builtin_shufflevector(v, v, N, N + 1, N + 2, N + 3, (N + 4) % W, (N + 5) % W, (N + 6) % W, (N + 7) % W);
+    else
+        return __builtin_shufflevector(v, v, N, N + 1, N + 2, N + 3, N + 4, N + 5, N + 6, N + 7, (N + 8) % W, (N + 9) % W,
+            (N + 10) % W, (N + 11) % W, (N + 12) % W, (N + 13) % W, (N + 14) % W, (N + 15) % W);
+}
+#else
+#define HL_SHUFFLES 0
+#endif
 // An operation on N lanes at a time, for vectors longer or shorter than the operation's own.
 template <int N, class V, class F> HL V chunks(V a, F f) {
     typedef vec<elem<V>, N> P;
@@ -383,7 +406,7 @@ template <class V> HL V round_f16(V v) { return f16_from_bits(f16_bits(v)); }
 
 // @section memory needs: small_floats
 // Unaligned. bf16 and f16 come as f32 and are rounded when stored. bool is stored as u8, 0 or 1, and
-// has its own two functions. The _partial forms touch n < W elements only; other lanes read `fill`.
+// has its own two functions. The _partial forms touch n elements only, and read 0 in the other lanes.
 template <class T, int W> struct memory_of { typedef T type __attribute__((vector_size(W * sizeof(T)), aligned(1), may_alias)); };
 template <int W, class T> HL reg<T, W> load(const T* p) {
     if constexpr (same<T, bf16>) return bf16_from_bits(load<W>(&p->bits));
@@ -397,19 +420,63 @@ template <int W, class T> HL void store(T* p, reg<T, W> v) {
     else if constexpr (W == 1) *p = v;
     else *(typename memory_of<T, W>::type*)p = v;
 }
-template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n, T fill = T{}) {
-    if constexpr (W == 1) return n > 0 ? load<1>(p) : load<1>(&fill);
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#define HL_PARTIAL(BYTES, LANES, LOAD, STORE, TYPE, MASK) \
+    if constexpr (sizeof(T) == BYTES && W == LANES) { \
+        typedef TYPE E; typedef vec<E, W> B; \
+        if constexpr (LOADS) v = (vec<T, W>)LOAD((const E*)p, B{}, MASK((u64(1) << n) - 1)); \
+        else STORE((E*)p, (B)v, MASK((u64(1) << n) - 1)); \
+        return true; \
+    }
+#else
+#define HL_PARTIAL(BYTES, LANES, LOAD, STORE, TYPE, MASK)
+#endif
+// What the CPU has for the first n < W lanes; false where it has nothing. LOADS: into v, else from it.
+template <bool LOADS, int W, class T, class P> HL bool partial_move(P* p, vec<T, W>& v, i64 n) {
+    HL_PARTIAL(4, 16, __builtin_ia32_loadups512_mask, __builtin_ia32_storeups512_mask, float, u16)
+    HL_PARTIAL(8, 8, __builtin_ia32_loadupd512_mask, __builtin_ia32_storeupd512_mask, double, u8)
+    HL_PARTIAL(4, 8, __builtin_ia32_loadups256_mask, __builtin_ia32_storeups256_mask, float, u8)
+    HL_PARTIAL(2, 16, __builtin_ia32_loaddquhi256_mask, __builtin_ia32_storedquhi256_mask, short, u16)
+    HL_PARTIAL(2, 8, __builtin_ia32_loaddquhi128_mask, __builtin_ia32_storedquhi128_mask, short, u8)
+    HL_PARTIAL(1, 16, __builtin_ia32_loaddquqi128_mask, __builtin_ia32_storedquqi128_mask, char, u16)
+#ifdef __AVX2__
+    if constexpr (LOADS && sizeof(T) == 4 && W == 8) {
+        const vec<i32, 8> k = {0, 1, 2, 3, 4, 5, 6, 7};
+        v = (vec<T, W>)__builtin_ia32_maskloadd256((const vec<i32, 8>*)p, k < i32(n));
+        return true;
+    } else if constexpr (LOADS && sizeof(T) == 8 && W == 4) {
+        const vec<long long, 4> k = {0, 1, 2, 3};
+        v = (vec<T, W>)__builtin_ia32_maskloadq256((const vec<long long, 4>*)p, k < (long long)n);
+        return true;
+    }
+#endif
+    (void)p; (void)v; (void)n;
+    return false;
+}
+template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n) {
+    if constexpr (same<T, bf16>) return bf16_from_bits(load_partial<W>(&p->bits, n));
+    else if constexpr (same<T, f16>) return f16_from_bits(load_partial<W>(&p->bits, n));
+    else if constexpr (W == 1) return n > 0 ? *p : T(0);
     else {
-        T part[W]; for (int k = 0; k < W; k++) part[k] = fill;
-        for (i64 k = 0; k < n && k < W; k++) part[k] = p[k];
+        if (n >= W) return load<W>(p);
+        vec<T, W> v = {};
+        if (partial_move<true, W, T>(p, v, n)) return v;
+        T part[W] = {};
+        if (__builtin_constant_p(n)) __builtin_memcpy(part, p, n * sizeof(T));
+        else for (i64 k = 0; k < n; k++) part[k] = p[k];
         return load<W>(part);
     }
 }
 template <int W, class T> HL void store_partial(T* p, reg<T, W> v, i64 n) {
-    if constexpr (W == 1) { if (n > 0) store<1>(p, v); }
+    if constexpr (same<T, bf16>) store_partial<W>(&p->bits, bf16_bits(v), n);
+    else if constexpr (same<T, f16>) store_partial<W>(&p->bits, f16_bits(v), n);
+    else if constexpr (W == 1) { if (n > 0) *p = v; }
     else {
+        if (n >= W) return store<W>(p, v);
+        if (partial_move<false, W, T>(p, v, n)) return;
         T part[W]; store<W>(part, v);
-        for (i64 k = 0; k < n && k < W; k++) p[k] = part[k];
+        if (__builtin_constant_p(n)) __builtin_memcpy(p, part, n * sizeof(T));
+        else for (i64 k = 0; k < n; k++) p[k] = part[k];
     }
 }
 template <int W> HL mask<W> load_mask(const void* p) {
@@ -423,13 +490,38 @@ template <int W, class M> HL void store_mask(void* p, M m) {
 template <int W> HL mask<W> load_mask_partial(const void* p, i64 n) { return canonical(load_partial<W>((const u8*)p, n) != splat<vec<u8, W>>(0)); }
 template <int W, class M> HL void store_mask_partial(void* p, M m, i64 n) {
     u8 part[W]; store_mask<W>(part, m);
-    for (i64 k = 0; k < n && k < W; k++) ((u8*)p)[k] = part[k];
+    store_partial<W>((u8*)p, load<W>(part), n);
 }
 
 // @section gather needs: memory
 // p[0], p[stride], ...; and p[index] for a vector of indices. Both read memory lane by lane.
+template <class V> HL V even_lanes(V a, V b) {  // a0 a2 ... and then b1 b3 ...
+#if HL_SHUFFLES
+    if constexpr (width<V> == 8 && sizeof(V) == 32) {  // a blend, which is cheap, and one shuffle
+        V c = __builtin_shufflevector(a, b, 0, 9, 2, 11, 4, 13, 6, 15);
+        return __builtin_shufflevector(c, c, 0, 2, 4, 6, 1, 3, 5, 7);
+    } else if constexpr (width<V> == 4) return __builtin_shufflevector(a, b, 0, 2, 5, 7);
+    else if constexpr (width<V> == 8) return __builtin_shufflevector(a, b, 0, 2, 4, 6, 9, 11, 13, 15);
+    else if constexpr (width<V> == 16)
+        return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31);
+#endif
+    return a;
+}
+template <class V> HL V reversed_lanes(V v) {
+#if HL_SHUFFLES
+    if constexpr (width<V> == 4) return __builtin_shufflevector(v, v, 3, 2, 1, 0);
+    else if constexpr (width<V> == 8) return __builtin_shufflevector(v, v, 7, 6, 5, 4, 3, 2, 1, 0);
+    else if constexpr (width<V> == 16)
+        return __builtin_shufflevector(v, v, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+#endif
+    return v;
+}
 template <int W, class T> HL reg<T, W> load_strided(const T* p, i64 stride) {
     if constexpr (W == 1) return load<1>(p);
+#if HL_SHUFFLES
+    else if (__builtin_constant_p(stride) && stride == 2 && W >= 4) return even_lanes(load<W>(p), load<W>(p + W - 1));
+    else if (__builtin_constant_p(stride) && stride == -1 && W >= 4) return reversed_lanes(load<W>(p - (W - 1)));
+#endif
     else if constexpr (is_small_float<T>) {
         T part[W]; for (int k = 0; k < W; k++) part[k] = p[k * stride];
         return load<W>(part);
@@ -760,9 +852,19 @@ template <class V> HL V int_pow(V a, V b) {
 
 // @section reduce needs: arith, minmax
 // Across the lanes of one vector, by halves: (a0 + a4) + (a2 + a6) and so on.
+template <int STEP, class V, class F> HL elem<V> reduce_turned(V v, F f) {
+    if constexpr (STEP == 0) return v[0];
+#if HL_SHUFFLES
+    else return reduce_turned<STEP / 2>(f(v, turned<STEP>(v)), f);
+#endif
+}
 template <class V, class F> HL elem<V> reduce(V v, F f) {
     constexpr int W = width<V>;
     if constexpr (W == 1) return v;
+#if HL_SHUFFLES
+    else if constexpr (sizeof(V) == 16) return reduce_turned<W / 2>(v, f);
+    else if constexpr (sizeof(V) > 16) return reduce(f(half_of<0>(v), half_of<1>(v)), f);
+#endif
     else {
         vec<elem<V>, W / 2> low, high;
         if constexpr (W == 2) { low = v[0]; high = v[1]; }
