@@ -32,6 +32,7 @@ from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
+from hotloop.runtime import graph_cache
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
 from hotloop.runtime.override import find_override
@@ -49,7 +50,11 @@ _graph_numbers = itertools.count()
 
 
 def hotloop(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Options | None = None
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Options | None = None,
 ) -> Compiled:
     """The back end ``"hotloop"`` of ``torch.compile``.
 
@@ -67,7 +72,11 @@ def hotloop(
 
 
 def hotloop_unfused(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Options | None = None
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Options | None = None,
 ) -> Compiled:
     """The rung below ``hotloop``: the same compiler with one kernel per operator."""
     config = resolve(mode, {**(options or {}), "unfused": True})
@@ -75,11 +84,17 @@ def hotloop_unfused(
 
 
 def hotloop_decomp(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Options | None = None
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Options | None = None,
 ) -> Compiled:
     """The rung below ``hotloop_unfused``: hotloop's decompositions and graph passes, run by PyTorch."""
 
-    def compile_one(graph: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config) -> Compiled:
+    def compile_one(
+        graph: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config
+    ) -> Compiled:
         with Log(config, graph_id=next(_graph_numbers), kind=kind) as log:  # type: ignore[arg-type]
             return _boxed(passes.run(graph, config, log))
 
@@ -141,7 +156,12 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     number = next(_graph_numbers)
     name = f"graph_{number}_{kind}"
     threads = config.cpp.threads or torch.get_num_threads()
+    level = choose_simd(config.cpp.simd)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log):  # type: ignore[arg-type]
+        key = _graph_key(gm, kind, config, log, {"level": level, "threads": str(threads)})
+        known = None if key is None else _recall(key[0], gm, name, level, config, log)
+        if known is not None:
+            return known
         log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
         with _stage("graph"):
@@ -160,7 +180,6 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
         if config.check:
             verify_schedule(plan)
         with _stage("codegen"):
-            level = choose_simd(config.cpp.simd)
             functions = print_functions(_distinct_kernels(plan), level)
             host, objects = print_host(plan, name)
         log.stage("output_code", lambda: print_output_code(program, functions, host, name, level))
@@ -171,7 +190,35 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
             if edited is not None:
                 warnings.warn(f"hotloop takes {edited.path} for {name}", RuntimeWarning, stacklevel=2)
                 functions, host, level = list(edited.functions), edited.host, choose_simd(edited.level)
+        elif key is not None and not objects:
+            texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
+            graph_cache.save(_cache(config.cache_dir), *key, gm, host, texts, plan.program.constants)
         return link(functions, host, Bound(name, plan.program.constants, objects), level, config)
+
+
+def _graph_key(
+    gm: torch.fx.GraphModule, kind: str, config: Config, log: Log, settings: dict[str, str]
+) -> tuple[str, dict[str, str]] | None:
+    """The key of the graph in the cache; ``None`` where somebody wants to see or check the stages themselves."""
+    shown = ("fusion", "schedule", "ir_pre_fusion", "ir_post_fusion", "post_grad_graphs")
+    if config.check or config.override_dir is not None or config.debug or any(map(log.enabled, shown)):
+        return None
+    return graph_cache.graph_digest(gm, kind, {**settings, "options": config.code_key()})
+
+
+def _recall(
+    key: str, gm: torch.fx.GraphModule, name: str, level: Any, config: Config, log: Log
+) -> Compiled | None:
+    """The callable of a graph that was compiled before, by this process or another."""
+    found = graph_cache.load(_cache(config.cache_dir), key, gm)
+    if found is None:
+        return None
+    text, constants = found
+    functions = [KernelSource(symbol, body, frozenset(needs)) for symbol, body, needs in text.functions]
+    for f in functions:
+        log.artifact("kernel_code", partial(str, f.text))
+    log.artifact("output_code", lambda: "\n\n".join([*(f.text for f in functions), text.host]))
+    return link(functions, text.host, Bound(name, constants, ()), level, config)
 
 
 @contextmanager
@@ -236,7 +283,12 @@ def _distinct_kernels(plan: Schedule) -> list[Kernel]:
 @cache
 def _builder(cxx: str | None, cache_dir: str, workers: int, level: Any) -> Builder:
     """One builder for each toolchain and cache folder: it knows what this process has loaded already."""
-    return Builder(find_toolchain(cxx), Cache(cache_dir), workers, level)
+    return Builder(find_toolchain(cxx), _cache(cache_dir), workers, level)
+
+
+@cache
+def _cache(cache_dir: str) -> Cache:
+    return Cache(cache_dir)
 
 
 @cache

@@ -28,7 +28,9 @@ def masked_softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x.masked_fill(~mask, float("-inf")), -1)
 
 
-def residual(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def residual(
+    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     s = x + y
     return s, F.layer_norm(s, (s.shape[-1],), w, b)
 
@@ -36,12 +38,18 @@ def residual(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor)
 def cases() -> dict[str, Case]:
     """A fresh set: tests may not share tensors."""
     return {
-        "chain": (lambda a, b, c, d, e: ((a + b) + c) * d + e, (_r(7, 33), _r(7, 33), _r(1, 33), _r(7, 1), _r(7, 33))),
+        "chain": (
+            lambda a, b, c, d, e: ((a + b) + c) * d + e,
+            (_r(7, 33), _r(7, 33), _r(1, 33), _r(7, 1), _r(7, 33)),
+        ),
         "softmax": (lambda x: torch.softmax(x * 0.125, -1), (_r(5, 37),)),
         "softmax_first": (lambda x: torch.softmax(x, 0), (_r(33, 17),)),
         "softmax_middle": (lambda x: torch.softmax(x, 1), (_r(3, 9, 17),)),
         "log_softmax": (lambda x: F.log_softmax(x, -1), (_r(4, 40),)),
-        "layer_norm_gelu": (lambda x, w, b: F.gelu(F.layer_norm(x, (40,), w, b)), (_r(6, 40), _r(40), _r(40))),
+        "layer_norm_gelu": (
+            lambda x, w, b: F.gelu(F.layer_norm(x, (40,), w, b)),
+            (_r(6, 40), _r(40), _r(40)),
+        ),
         "layer_norm_bf16": (
             lambda x, w: F.layer_norm(x, (40,), w) * 2,
             (_r(6, 40, dtype=torch.bfloat16), _r(40, dtype=torch.bfloat16)),
@@ -57,7 +65,10 @@ def cases() -> dict[str, Case]:
         "argmax": (lambda x: x.argmax(-1), (_r(5, 33),)),
         "argmax_two": (lambda x: (x.max(1), x.argmin(0)), (_r(5, 33),)),
         "transpose_add": (lambda x, y: x.t() + y, (_r(40, 70), _r(70, 40))),
-        "permuted_copy": (lambda x: (x * 2).view(2, 5, 4, 8).permute(0, 2, 1, 3).contiguous(), (_r(2, 5, 32),)),
+        "permuted_copy": (
+            lambda x: (x * 2).view(2, 5, 4, 8).permute(0, 2, 1, 3).contiguous(),
+            (_r(2, 5, 32),),
+        ),
         "cat": (lambda x, y: torch.cat([x, y], 1) * 2, (_r(4, 20), _r(4, 13))),
         "pad": (lambda x: F.pad(x, (1, 2, 3, 0)) + 1, (_r(4, 20),)),
         "embedding": (

@@ -47,7 +47,9 @@ def captured(fn: Callable[..., Any], *inputs: torch.Tensor) -> LoopProgram:
     return programs[0]
 
 
-def plan(name: str, threads: int = 2, **options: Any) -> tuple[Schedule, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+def plan(
+    name: str, threads: int = 2, **options: Any
+) -> tuple[Schedule, tuple[torch.Tensor, ...], list[torch.Tensor]]:
     fn, inputs = cases()[name]
     program = captured(fn, *inputs)
     config = Config().replace(options)
@@ -60,7 +62,9 @@ def to64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-@pytest.mark.parametrize("options", [{}, {"unfused": True}, {"precision": "eager"}], ids=["fused", "unfused", "eager"])
+@pytest.mark.parametrize(
+    "options", [{}, {"unfused": True}, {"precision": "eager"}], ids=["fused", "unfused", "eager"]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_schedule_computes_the_same(name: str, options: dict[str, Any]) -> None:
     made, inputs, expected = plan(name, **options)
@@ -75,7 +79,9 @@ def test_schedule_computes_the_same(name: str, options: dict[str, Any]) -> None:
         assert_as_accurate(a, e, r)
 
 
-@pytest.mark.parametrize("name", ["chain", "softmax", "layer_norm_gelu", "rope", "masked_softmax", "residual", "geglu"])
+@pytest.mark.parametrize(
+    "name", ["chain", "softmax", "layer_norm_gelu", "rope", "masked_softmax", "residual", "geglu"]
+)
 def test_one_kernel(name: str) -> None:
     made, _, _ = plan(name)
     assert sum(isinstance(s, KernelCall) for s in made.steps) == 1, str(made)

@@ -9,6 +9,7 @@ whose ``program.py`` executes the text and provides ``rt``.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,10 +75,15 @@ class _Host:
     def unname_single_pointers(self) -> None:
         """An address that is used once needs no name."""
         text = "\n".join(self.body)
-        for b, name in self.pointers.items():
-            if len(re.findall(rf"\b{name}\b", text)) == 1:
-                text = text.replace(f"({name} := {b}.data_ptr())", f"{b}.data_ptr()")
-        self.body = text.split("\n")
+        uses = Counter(re.findall(r"\bp_\w+", text))
+        once = {
+            f"({name} := {b}.data_ptr())": f"{b}.data_ptr()"
+            for b, name in self.pointers.items()
+            if uses[name] == 1
+        }
+        self.body = re.sub(r"\(p_\w+ := \w+\.data_ptr\(\)\)", lambda m: once.get(m[0], m[0]), text).split(
+            "\n"
+        )
 
     # --- inputs and outputs -------------------------------------------------------------------------------------
 
@@ -88,7 +94,9 @@ class _Host:
     def body_inputs(self, last_use: Mapping[int, list[str]]) -> None:
         names = [n if n is not None else f"_{k}" for k, n in enumerate(self.p.inputs)]
         if names:
-            self.body.append(f"{', '.join(names)}, = args" if len(names) == 1 else f"{', '.join(names)} = args")
+            self.body.append(
+                f"{', '.join(names)}, = args" if len(names) == 1 else f"{', '.join(names)} = args"
+            )
 
     def allocate_output(self, b: Buffer) -> None:
         sizes, strides = _tuple(b.sizes), _tuple(b.strides)
@@ -119,7 +127,8 @@ class _Host:
             self.setup[b.name] = f"rt.constant({b.name!r})"
         elif place.kind == "arena":
             self.frame.setdefault(
-                f"t_{b.name}", f"rt.view(arena, {place.offset}, {_tuple(b.sizes)}, {_tuple(b.strides)}, {b.dtype})"
+                f"t_{b.name}",
+                f"rt.view(arena, {place.offset}, {_tuple(b.sizes)}, {_tuple(b.strides)}, {b.dtype})",
             )
             return f"t_{b.name}"
         return b.name
@@ -212,7 +221,9 @@ class _Host:
         elif single:
             self.body.append(f"{names[0]} = {call}")
         else:
-            self.body.append(f"{', '.join(names)}, = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}")
+            self.body.append(
+                f"{', '.join(names)}, = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}"
+            )
         for b in step.outs:
             if b is not None:
                 self.check_strides(self.p.buffers[b])
@@ -220,7 +231,9 @@ class _Host:
     def check_strides(self, b: Buffer) -> None:
         """The kernels were made for the strides that the operator announced: a copy where it gave others."""
         self.setup["restride"] = "rt.restride"
-        self.body.append(f"if {b.name}.stride() != {_tuple(b.strides)}: {b.name} = restride({b.name}, {_tuple(b.sizes)}, {_tuple(b.strides)})")
+        self.body.append(
+            f"if {b.name}.stride() != {_tuple(b.strides)}: {b.name} = restride({b.name}, {_tuple(b.sizes)}, {_tuple(b.strides)})"
+        )
 
     def target(self, target: Any) -> str:
         if isinstance(target, OpOverload):
@@ -279,7 +292,14 @@ class _Host:
         ]
         lines += [f"    {name} = {value}" for name, value in self.setup.items()]
         if not self.frame:
-            lines += ["", "    def call(args):", *(f"        {line}" for line in self.body), "", "    return call", ""]
+            lines += [
+                "",
+                "    def call(args):",
+                *(f"        {line}" for line in self.body),
+                "",
+                "    return call",
+                "",
+            ]
             return "\n".join(lines)
         names = ", ".join(self.frame)
         lines += [
@@ -311,7 +331,9 @@ def _places(k: Kernel) -> list[str]:
     operators: dict[str, dict[str, None]] = {}
     for o in k.origins:
         operators.setdefault(o.source or "", {})[o.target.removeprefix("aten.").partition(".")[0]] = None
-    return [f"{', '.join(names)}: {source}" if source else ", ".join(names) for source, names in operators.items()]
+    return [
+        f"{', '.join(names)}: {source}" if source else ", ".join(names) for source, names in operators.items()
+    ]
 
 
 def _storage_bytes(b: Buffer) -> int:

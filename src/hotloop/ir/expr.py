@@ -81,7 +81,9 @@ def _table() -> dict[str, OpInfo]:
     define("add sub mul maximum minimum fmax fmin", 2)  # maximum, minimum propagate NaN; fmax, fmin do not
     define("div", 2, cost=5)  # true division of floats
     define("floordiv truncdiv", 2, cost=12, continuous=False)  # ints and floats; torch's rounding
-    define("remainder fmod", 2, cost=12, continuous=False)  # remainder: sign of the divisor; fmod: of the dividend
+    define(
+        "remainder fmod", 2, cost=12, continuous=False
+    )  # remainder: sign of the divisor; fmod: of the dividend
     define("pow atan2 hypot", 2, cost=40)
     define("copysign nextafter", 2, continuous=False)
     define("bitwise_and bitwise_or bitwise_xor shl shr", 2, continuous=False)
@@ -155,7 +157,9 @@ _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValu
 _NONE: frozenset[Index] = frozenset()
 
 
-def _make(op: str, dtype: torch.dtype, args: tuple[Expr, ...], attr: Any, own: frozenset[Index] = _NONE) -> Expr:
+def _make(
+    op: str, dtype: torch.dtype, args: tuple[Expr, ...], attr: Any, own: frozenset[Index] = _NONE
+) -> Expr:
     key = (op, dtype, args, attr)
     node = _interned.get(key)
     if node is not None:
@@ -357,7 +361,9 @@ def _compare(op: str) -> Callable[[Expr, Expr], Expr | None]:
 def _and(a: Expr, b: Expr) -> Expr | None:
     for x, y in ((a, b), (b, a)):
         if x.op == "const" and x.dtype is torch.bool:
-            return y if x.value and y.dtype is torch.bool else const(False, torch.bool) if not x.value else None
+            return (
+                y if x.value and y.dtype is torch.bool else const(False, torch.bool) if not x.value else None
+            )
     return a if a is b and a.dtype is torch.bool else None
 
 

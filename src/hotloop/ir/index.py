@@ -154,7 +154,9 @@ class Index:
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Index] = weakref.WeakValueDictionary()
 
 
-def _make(kind: str, args: tuple[Any, ...], lo: int | None, hi: int | None, free: frozenset[Index] | None) -> Index:
+def _make(
+    kind: str, args: tuple[Any, ...], lo: int | None, hi: int | None, free: frozenset[Index] | None
+) -> Index:
     key = (kind, args)
     node = _interned.get(key)
     if node is not None:
@@ -473,7 +475,9 @@ def mod(a: IndexLike, b: IndexLike) -> Index:
         return add(mul(mod(high, k // g), g), low)
     if a.kind == "mod" and a.args[1].is_const and a.args[1].value % k == 0:
         return mod(a.args[0], b)
-    return _make("mod", (a, b), 0, k - 1 if a.hi is None or a.lo is None or a.lo < 0 else min(a.hi, k - 1), a.free_vars)
+    return _make(
+        "mod", (a, b), 0, k - 1 if a.hi is None or a.lo is None or a.lo < 0 else min(a.hi, k - 1), a.free_vars
+    )
 
 
 def _symbolic_mod(a: Index, b: Index) -> Index:

@@ -271,7 +271,12 @@ class Builder:
     def finish(self, outputs: Sequence[Any]) -> LoopProgram:
         """The frozen program. ``outputs`` are ``ViewRef``s, numbers or ``None``."""
         return LoopProgram(
-            self.name, dict(self.buffers), tuple(self.ops), tuple(self.inputs), tuple(outputs), dict(self.constants)
+            self.name,
+            dict(self.buffers),
+            tuple(self.ops),
+            tuple(self.inputs),
+            tuple(outputs),
+            dict(self.constants),
         )
 
 

@@ -369,7 +369,9 @@ def _match_axes(g: Group, q: _Prepared) -> dict[Index, Index] | str:
         return "it has more loops than the group"
     stored = {m.op.out: m.store for m in g.members}
     mapping: dict[Index, Index] = {}
-    mine = sorted({n for n in ex.loads(q.body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n)))
+    mine = sorted(
+        {n for n in ex.loads(q.body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n))
+    )
     group_loads: dict[str, list[tuple[Index, ...]]] = {}
     for m in g.members:
         for n in ex.loads(m.body):

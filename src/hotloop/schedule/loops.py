@@ -15,7 +15,19 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.kernel import Accumulate, Init, Kernel, KernelCall, Let, Loop, Param, Scratch, Stmt, Store, statements
+from hotloop.ir.kernel import (
+    Accumulate,
+    Init,
+    Kernel,
+    KernelCall,
+    Let,
+    Loop,
+    Param,
+    Scratch,
+    Stmt,
+    Store,
+    statements,
+)
 from hotloop.ir.loops import Buffer, Origin, Reduce
 
 from .axes import choose_vector_axis, split_axes
@@ -97,7 +109,9 @@ def _substitute_nest(
         replace(p, body=substitute_statements(p.body, mapping), after=substitute_statements(p.after, mapping))
         for p in n.passes
     )
-    return replace(n, outer=outer, inner=inner, before=substitute_statements(n.before, mapping), passes=passes)
+    return replace(
+        n, outer=outer, inner=inner, before=substitute_statements(n.before, mapping), passes=passes
+    )
 
 
 def _all_indices(n: Nest) -> list[Index]:
@@ -204,7 +218,9 @@ class _Loops:
         if across is not None:
             return self.tiled(tuple(a for a in rest if a is not across), across)
         pieces = self.pieces(v, (*n.scratch, *self.point()))
-        if extents(rest) >= self.enough or (rest and len(pieces) > 1):  # pieces cannot collapse with what is around
+        if extents(rest) >= self.enough or (
+            rest and len(pieces) > 1
+        ):  # pieces cannot collapse with what is around
             return self.wrap(rest, pieces)
         return self.wrap(rest, tuple(s for piece in pieces for s in self.blocks(piece)))
 
@@ -325,7 +341,9 @@ def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
                 continue
             if e.args[0].dtype.is_floating_point:  # its constants may be infinite
                 continue
-            a, b = (x.attr if x.op == "index" else ix.const(x.value) if x.op == "const" else None for x in e.args)
+            a, b = (
+                x.attr if x.op == "index" else ix.const(x.value) if x.op == "const" else None for x in e.args
+            )
             if a is None or b is None:
                 continue
             d = a - b
@@ -381,7 +399,9 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
         params.append(Param(new, buffers[name].dtype, role))
         args.append(name)
     moved = sum(buffers[a].nbytes for a in args)
-    work = sum(ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members)
+    work = sum(
+        ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
+    )
     kernel = Kernel(
         _kernel_name(g), tuple(params), tuple(_renamed(s, rename, {}) for s in body), checks,
         machine.threads > 1 and max(moved, work) >= machine.parallel_threshold, moved, work,

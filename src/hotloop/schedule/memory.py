@@ -23,7 +23,9 @@ __all__ = ["ALIGNMENT", "plan"]
 ALIGNMENT = 64
 
 #: Calls through PyTorch whose ``out=`` form writes into memory of our choice without a copy.
-WRITES_INTO_OUT = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+WRITES_INTO_OUT = frozenset(
+    {"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"}
+)
 
 
 @dataclass
@@ -138,9 +140,17 @@ def _in_place(
         if out.role != "out" or kinds.get(name) != "arena" or lives[name].first != at:
             continue
         for source, other in zip(params, call.args, strict=True):
-            if source.role != "in" or other in taken or kinds.get(other) != "arena" or lives[other].last != at:
+            if (
+                source.role != "in"
+                or other in taken
+                or kinds.get(other) != "arena"
+                or lives[other].last != at
+            ):
                 continue
-            same = p.buffers[other].nbytes == p.buffers[name].nbytes and source.dtype.itemsize == out.dtype.itemsize
+            same = (
+                p.buffers[other].nbytes == p.buffers[name].nbytes
+                and source.dtype.itemsize == out.dtype.itemsize
+            )
             if same and len(stores[out.name]) == 1 and loads.get(source.name) == stores[out.name]:
                 shared[name] = other
                 _extend(lives, shared, name)
@@ -166,7 +176,9 @@ def _pack(p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]) -> t
     for name in sorted(names, key=lambda b: (-p.buffers[b].nbytes, lives[b].first, b)):
         size = -(-max(p.buffers[name].nbytes, 1) // ALIGNMENT) * ALIGNMENT
         life = lives[name]
-        busy = sorted((lo, hi) for lo, hi, other in placed if other.first <= life.last and life.first <= other.last)
+        busy = sorted(
+            (lo, hi) for lo, hi, other in placed if other.first <= life.last and life.first <= other.last
+        )
         at = 0
         for lo, hi in busy:
             if at + size <= lo:

@@ -79,7 +79,11 @@ class _Builder:
                 if source is None:
                     continue
                 at = self.available[n.buffer]
-                if source.inner and not isinstance(source.op, Reduce) and (n.indices != source.store or not m.inner):
+                if (
+                    source.inner
+                    and not isinstance(source.op, Reduce)
+                    and (n.indices != source.store or not m.inner)
+                ):
                     at += 1
                 t = max(t, at)
             self.members[m.op.out] = m
@@ -95,7 +99,12 @@ class _Builder:
         for m in self.g.members:
             for n in ex.loads(m.body):
                 source = self.members.get(n.buffer)
-                if source is None or not source.inner or isinstance(source.op, Reduce) or n.buffer in self.stored:
+                if (
+                    source is None
+                    or not source.inner
+                    or isinstance(source.op, Reduce)
+                    or n.buffer in self.stored
+                ):
                     continue
                 elsewhere = n.indices != source.store
                 later = self.pass_of(m) > self.available[n.buffer]
@@ -141,7 +150,9 @@ class _Builder:
         dtype = self.buffers[n.buffer].dtype
         if isinstance(source.op, Reduce):
             arg = source.op.kind in ("argmax", "argmin")
-            return ex.cast(ex.local(f"acc_{n.buffer}", torch.int64 if arg else source.op.body.dtype), dtype, True)
+            return ex.cast(
+                ex.local(f"acc_{n.buffer}", torch.int64 if arg else source.op.body.dtype), dtype, True
+            )
         if not source.inner and self.g.inner:
             return ex.local(f"val_{n.buffer}", dtype)
         here = n.indices == source.store and (reader.inner or not self.g.inner)
@@ -162,7 +173,9 @@ class _Builder:
         for mine, theirs in zip(n.indices, source.store, strict=True):
             if mine is not theirs:
                 if theirs.kind != "var":
-                    raise AssertionError(f"{source.op.out} is read across its row at {mine} where {theirs} is stored")
+                    raise AssertionError(
+                        f"{source.op.out} is read across its row at {mine} where {theirs} is stored"
+                    )
                 moved[theirs] = mine
         out = ix.const(0)
         for a in self.g.inner:
@@ -184,7 +197,9 @@ class _Builder:
                 name = f"acc_{m.op.out}"
                 inits.append(Init(name, m.op.kind, m.body.dtype))
                 # The position of an extreme jumps: it is sought among the rounded values.
-                value = self.value(m, k) if m.op.kind in ("argmax", "argmin") else self.final(self.value(m, k))
+                value = (
+                    self.value(m, k) if m.op.kind in ("argmax", "argmin") else self.final(self.value(m, k))
+                )
                 body.append(Accumulate(name, value, m.position))
                 continue
             if m.op.out in self.row:

@@ -73,10 +73,16 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
             one = op.body.substitute(dict.fromkeys(op.reduce_vars, 0))
             if op.kind in ("argmax", "argmin"):
                 one = ex.const(0, torch.int64)
-            ops.append(Pointwise(op.out, op.vars, ex.cast(one, p.buffers[op.out].dtype, implicit=True), op.origin))
+            ops.append(
+                Pointwise(op.out, op.vars, ex.cast(one, p.buffers[op.out].dtype, implicit=True), op.origin)
+            )
         else:
             ops.append(op)
-    return p if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops)) else replace(p, ops=tuple(ops))
+    return (
+        p
+        if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops))
+        else replace(p, ops=tuple(ops))
+    )
 
 
 def inline(p: LoopProgram) -> LoopProgram:
@@ -119,7 +125,9 @@ def _inlined(
         chosen.add(name)
     if not chosen:
         return op.body, op.folded
-    folded = [o for name in counts if name in chosen for o in (*producers[name].folded, producers[name].origin)]
+    folded = [
+        o for name in counts if name in chosen for o in (*producers[name].folded, producers[name].origin)
+    ]
 
     def expand(n: Expr) -> Expr | None:
         if n.buffer not in chosen:

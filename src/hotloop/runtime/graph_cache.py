@@ -1,0 +1,161 @@
+"""Whole compiled graphs on disk: a graph seen before needs no lowering, no scheduling and no printing.
+
+What comes in: the graph as AOTAutograd made it, and everything else that the generated text depends on. What goes out:
+a key, and under it the host program and the functions as JSON. What holds in between: the key covers each node with its
+operator, arguments, and the dtype, shape, strides and memory sharing of its result, the values of one-element constants
+(they may be folded into the code), the options that change code, the versions of hotloop and torch, and hotloop's own
+source. What has no text (a subgraph of a higher-order operator, say) is not cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotloop import __version__, compat
+from hotloop.runtime.cache import Cache, digest
+
+__all__ = ["CompiledText", "graph_digest", "load", "save"]
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+@dataclass(frozen=True)
+class CompiledText:
+    """A compiled graph as text: the host program, each function as (symbol, text, needs), and where in the graph module
+    each constant of the host program comes from."""
+
+    host: str
+    functions: tuple[tuple[str, str, tuple[str, ...]], ...]
+    constants: Mapping[str, str]
+
+
+@cache
+def _own_source() -> str:
+    """A digest of hotloop's source: a change of the compiler is a change of everything it compiled."""
+    found = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.h")]):
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+def graph_digest(
+    gm: torch.fx.GraphModule, kind: str, settings: Mapping[str, str]
+) -> tuple[str, dict[str, str]] | None:
+    """The key of a graph and what it is made of, or ``None`` where the graph has something without a text.
+
+    ``settings``: options, SIMD level, number of threads: what else the generated text depends on.
+    """
+    storages: dict[int, int] = {}
+    lines: list[str] = []
+    for node in gm.graph.nodes:
+        arguments = _text((node.args, node.kwargs))
+        if arguments is None:
+            return None
+        lines.append(
+            f"{node.op} {node.name} {node.target} {arguments} {_value(node.meta.get('val'), storages)}"
+        )
+        lines.append(_short(node.meta.get("stack_trace")))
+        if node.op == "get_attr":
+            constant = _attribute(gm, str(node.target))
+            if not isinstance(constant, torch.Tensor):
+                return None
+            lines.append(_value(constant, {}) + (repr(constant.tolist()) if constant.numel() <= 1 else ""))
+    parts = {
+        **settings,
+        "graph": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        "kind": kind,
+        "hotloop": f"{__version__} {_own_source()}",
+        "torch": compat.torch_version(),
+    }
+    return digest(parts), parts
+
+
+def _short(text: str | None) -> str:
+    """A stack trace's digest: the generated comments and messages quote the user's line."""
+    return "" if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _text(value: Any) -> str | None:
+    """An argument as text, or ``None`` where it has none that says everything."""
+    if isinstance(value, torch.fx.Node):
+        return value.name
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        parts = [_text(v) for v in value]
+        return (
+            None
+            if None in parts
+            else f"{type(value).__name__}({','.join(p for p in parts if p is not None)})"
+        )
+    if isinstance(value, dict):
+        return _text([(k, v) for k, v in value.items()])
+    if isinstance(value, slice):
+        return _text((value.start, value.stop, value.step))
+    return None
+
+
+def _value(value: Any, storages: dict[int, int]) -> str:
+    if isinstance(value, torch.Tensor):
+        shared = storages.setdefault(compat.storage_key(value), len(storages))
+        offset = value.storage_offset()
+        return f"{value.dtype}{tuple(value.shape)}{value.stride()}{offset}{value.device}{type(value).__name__}@{shared}"
+    if isinstance(value, (tuple, list)):
+        return ";".join(_value(v, storages) for v in value)
+    return repr(value)
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def save(
+    cache: Cache, key: str, parts: Mapping[str, str], gm: torch.fx.GraphModule, host: str,
+    functions: Sequence[tuple[str, str, Sequence[str]]], constants: Mapping[str, torch.Tensor],
+) -> None:  # fmt: skip
+    """Keep a compiled graph. Nothing is kept where a constant is not one of the module's own attributes."""
+    paths: dict[str, str] = {}
+    attributes = [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"]
+    for name, tensor in constants.items():
+        path = next((a for a in attributes if _attribute(gm, a) is tensor), None)
+        if path is None:
+            return
+        paths[name] = path
+    value = {"host": host, "functions": [[s, t, list(n)] for s, t, n in functions], "constants": paths}
+    cache.put_json(key, value, "graph")
+
+
+def load(
+    cache: Cache, key: str, gm: torch.fx.GraphModule
+) -> tuple[CompiledText, dict[str, torch.Tensor]] | None:
+    """What was kept under the key, with the module's constants; any fault is a miss."""
+    value = cache.get_json(key, "graph")
+    try:
+        assert isinstance(value, dict)
+        functions = tuple((str(s), str(t), tuple(map(str, n))) for s, t, n in value["functions"])
+        found = CompiledText(str(value["host"]), functions, dict(value["constants"]))
+        return found, {name: _attribute(gm, path) for name, path in found.constants.items()}
+    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+        return None
