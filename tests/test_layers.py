@@ -36,7 +36,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools": (*BASE, "ir", *STAGES, "runtime", "backend"),
 }
 # sympy comes with torch and is met where a SymInt enters or a guard leaves.
-PACKAGES = {"torch", "sympy", "hotloop"} | set(sys.stdlib_module_names)
+# functorch.compile, a part of torch, is the documented home of the min-cut partitioner.
+PACKAGES = {"torch", "functorch", "sympy", "hotloop"} | set(sys.stdlib_module_names)
 OPTIONAL = {"triton"}
 
 MAX_FILE = 900

@@ -1,8 +1,8 @@
 """The entry point: what torch.compile calls, and the list of stages.
 
-What comes in: the FX graph that TorchDynamo captured, example inputs, a mode and options. What goes out: a callable.
-This is the one module that sees every stage; each is ``stage(x, config, log) -> y`` and the whole compiler is
-``compile_graph``.
+What comes in: the FX graph that TorchDynamo captured, example inputs, a mode and options. What goes out: a
+callable. This is the one module that sees every stage; each is ``stage(x, config, log) -> y`` and the whole
+compiler is ``compile_graph``.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _boxed(gm: torch.fx.GraphModule) -> Compiled:
     return call
 
 
-# --- the compiler -----------------------------------------------------------------------------------------------
+# --- the compiler -------------------------------------------------------------------------------------------
 
 
 def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config) -> Compiled:
@@ -199,7 +199,8 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
 def _graph_key(
     gm: torch.fx.GraphModule, kind: str, config: Config, log: Log, settings: dict[str, str]
 ) -> tuple[str, dict[str, str]] | None:
-    """The key of the graph in the cache; ``None`` where somebody wants to see or check the stages themselves."""
+    """The key of the graph in the cache; ``None`` where somebody wants to see or check the stages
+    themselves."""
     shown = ("fusion", "schedule", "ir_pre_fusion", "ir_post_fusion", "post_grad_graphs")
     if config.check or config.override_dir is not None or config.debug or any(map(log.enabled, shown)):
         return None
@@ -248,7 +249,8 @@ def _reported(log: Log) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a host program refers to by name or number: the graph's own tensors, and objects without a literal."""
+    """What a host program refers to by name or number: the graph's own tensors, and objects without a
+    literal."""
 
     name: str
     constants: Mapping[str, torch.Tensor]
@@ -296,7 +298,7 @@ def _pool(threshold: int, limit: int, enabled: bool) -> OutputPool:
     return OutputPool(threshold, limit, enabled)
 
 
-# --- graphs with symbolic sizes ---------------------------------------------------------------------------------
+# --- graphs with symbolic sizes -----------------------------------------------------------------------------
 
 
 def _is_symbolic(gm: torch.fx.GraphModule) -> bool:

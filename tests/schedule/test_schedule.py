@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from judge import assert_as_accurate
-from schedule.programs import cases
 
 from hotloop import compat
 from hotloop.config import Config
@@ -21,6 +19,8 @@ from hotloop.ir.loops import LoopProgram
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.schedule.schedule import schedule
+from judge import assert_as_accurate
+from schedule.programs import cases
 
 NAMES = list(cases())
 

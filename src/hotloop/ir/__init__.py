@@ -1,0 +1,1 @@
+"""The intermediate representations: index and value expressions, loop programs, kernels."""

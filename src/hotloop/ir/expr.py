@@ -1,12 +1,13 @@
 """Value expressions: what one element of a result is, as an explicit tree.
 
-What comes in: loads from buffers, constants, index values and operations on them. What goes out: interned nodes
-(equal trees are the same object), each with a dtype and the loop variables it depends on. What holds in between:
+What comes in: loads from buffers, constants, index values and operations on them. What goes out: interned
+nodes (equal trees are the same object), each with a dtype and the loop variables it depends on. What holds in
+between:
 
-* Arithmetic happens in the *compute dtype*. bfloat16 and float16 values are loaded, stored, selected, masked and cast,
-  never added: a lowering rule casts them to float32 first and casts the result back.
-* A cast that only models eager's rounding of an intermediate (``implicit=True``) may be dropped by ``rewrite.py``
-  where the value stays inside a kernel; a cast that the user wrote may not.
+* Arithmetic happens in the *compute dtype*. bfloat16 and float16 values are loaded, stored, selected, masked
+  and cast, never added: a lowering rule casts them to float32 first and casts the result back.
+* A cast that only models eager's rounding of an intermediate (``implicit=True``) may be dropped by
+  ``rewrite.py`` where the value stays inside a kernel; a cast that the user wrote may not.
 * ``bool`` values are ``torch.bool``; comparisons give them, ``where`` and ``masked`` take them as condition.
 
 The next file is ``loops.py``, which puts expressions under loops.
@@ -50,9 +51,9 @@ __all__ = [
 class OpInfo:
     """One elementwise operation: its arity, what dtype it gives, and how a scheduler should think of it.
 
-    ``result`` is ``"same"`` (the dtype of the arguments, which must agree) or ``"bool"``. ``cost`` is about the number
-    of simple vector instructions. ``continuous`` is false where a small change of the argument can change the result
-    by a jump: such an operation has to see values rounded as eager rounds them.
+    ``result`` is ``"same"`` (the dtype of the arguments, which must agree) or ``"bool"``. ``cost`` is about
+    the number of simple vector instructions. ``continuous`` is false where a small change of the argument can
+    change the result by a jump: such an operation has to see values rounded as eager rounds them.
     """
 
     arity: int
@@ -178,7 +179,7 @@ def _make(
     return _interned.setdefault(key, node)
 
 
-# --- leaves -----------------------------------------------------------------------------------------------------
+# --- leaves -------------------------------------------------------------------------------------------------
 
 
 def _encode(value: bool | int | float) -> tuple[str, Any]:
@@ -195,7 +196,8 @@ def _decode(attr: tuple[str, Any]) -> Any:
 
 
 def const(value: bool | int | float, dtype: torch.dtype) -> Expr:
-    """A constant, converted to what ``dtype`` can hold: integers wrap, floats round to the dtype's precision."""
+    """A constant, converted to what ``dtype`` can hold: integers wrap, floats round to the dtype's
+    precision."""
     if dtype is torch.bool:
         value = bool(value)
     elif dtype.is_floating_point:
@@ -211,7 +213,8 @@ def const(value: bool | int | float, dtype: torch.dtype) -> Expr:
 
 
 def _round_float(value: float, dtype: torch.dtype) -> float:
-    """``value`` rounded to a narrower dtype, by way of float32 as PyTorch does. No tensors: compiles make many."""
+    """``value`` rounded to a narrower dtype, by way of float32 as PyTorch does. No tensors: compiles make
+    many."""
     single = _packed("<f", value)
     if dtype is torch.float32 or not math.isfinite(single):
         return single
@@ -258,7 +261,7 @@ def random(distribution: str, seed: Expr, offset: IndexLike, dtype: torch.dtype)
     return _make("random", dtype, (seed,), (distribution, offset), offset.free_vars)
 
 
-# --- operations -------------------------------------------------------------------------------------------------
+# --- operations ---------------------------------------------------------------------------------------------
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -410,7 +413,7 @@ _SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
 }
 
 
-# --- traversal --------------------------------------------------------------------------------------------------
+# --- traversal ----------------------------------------------------------------------------------------------
 
 
 def walk(e: Expr) -> Iterator[Expr]:
@@ -426,9 +429,7 @@ def walk(e: Expr) -> Iterator[Expr]:
             continue
         seen.add(node)
         stack.append((node, True))
-        for child in children(node):
-            if child not in seen:
-                stack.append((child, False))
+        stack.extend((child, False) for child in children(node) if child not in seen)
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
@@ -551,8 +552,9 @@ def cost(e: Expr) -> int:
 
 
 _SHORT = {
-    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool",
-    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.bool: "bool", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32",
+    torch.int64: "i64", torch.uint8: "u8",
 }  # fmt: skip
 
 
@@ -562,7 +564,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_text(e: Expr) -> str:
-    """A tree on one line. Nodes used more than once inside a large tree are named: ``let t0 = ... in ...``."""
+    """A tree on one line. Nodes used more than once inside a large tree get names,
+    ``let t0 = ... in ...``."""
     names: dict[Expr, str] = {}
     parts: list[str] = []
     order = list(walk(e))

@@ -1,13 +1,13 @@
 """Integer index expressions: the arithmetic of loop variables, sizes and strides.
 
 What comes in: loop variables, constants, size symbols and data-dependent indices. What goes out: interned,
-simplified expressions whose range is known. What holds in between: two expressions that were built equal are the
-same object (``is``), every node carries inclusive bounds ``lo`` and ``hi`` (``None`` where unbounded), and division
-and remainder are Python's (they round towards minus infinity).
+simplified expressions whose range is known. What holds in between: two expressions that were built equal are
+the same object (``is``), every node carries inclusive bounds ``lo`` and ``hi`` (``None`` where unbounded),
+and division and remainder are Python's (they round towards minus infinity).
 
-Every non-constant expression is a *linear combination* ``sum(coefficient * atom) + constant`` or a single atom. An
-atom is a variable, a symbol, a product of atoms, a floor division, a remainder, a minimum, a maximum, or an index
-read from memory. The next file is ``expr.py``, where indices meet values.
+Every non-constant expression is a *linear combination* ``sum(coefficient * atom) + constant`` or a single
+atom. An atom is a variable, a symbol, a product of atoms, a floor division, a remainder, a minimum, a
+maximum, or an index read from memory. The next file is ``expr.py``, where indices meet values.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Index:
 
     @property
     def is_const(self) -> bool:
+        """Whether ``value`` is known."""
         return self.kind == "const"
 
     @property
@@ -172,7 +173,8 @@ def _make(
     return _interned.setdefault(key, node)
 
 
-_ORDER = {name: i for i, name in enumerate("const sym var indirect mul div mod min max sum".split())}
+_KINDS = ("const", "sym", "var", "indirect", "mul", "div", "mod", "min", "max", "sum")
+_ORDER = {name: i for i, name in enumerate(_KINDS)}
 _NONE: frozenset[Index] = frozenset()
 
 
@@ -184,20 +186,23 @@ def _order_of(kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (to_text_parts(kind, args),)
 
 
-# --- constructors -----------------------------------------------------------------------------------------------
+# --- constructors -------------------------------------------------------------------------------------------
 
 
 def const(value: int) -> Index:
+    """A number."""
     value = int(value)
     return _make("const", (value,), value, value, _NONE)
 
 
 def as_index(value: IndexLike) -> Index:
+    """A number or an index as an index."""
     return value if isinstance(value, Index) else const(value)
 
 
 def var(name: str, extent: IndexLike) -> Index:
-    """A loop variable with ``0 <= v < extent``. A variable of extent 1 is still a variable: it can be printed."""
+    """A loop variable with ``0 <= v < extent``. A variable of extent 1 is still a variable: it can be
+    printed."""
     if isinstance(extent, Index) and extent.is_const:
         extent = extent.value
     hi = extent - 1 if isinstance(extent, int) else (None if extent.hi is None else extent.hi - 1)
@@ -293,6 +298,7 @@ def _merge_div_mod(constant: int, terms: dict[Index, int]) -> tuple[int, dict[In
 
 
 def add(a: IndexLike, b: IndexLike) -> Index:
+    """``a + b``, terms of the same atom collected."""
     ca, ta = linear_terms(a)
     cb, tb = linear_terms(b)
     if not tb and cb == 0:
@@ -306,6 +312,7 @@ def add(a: IndexLike, b: IndexLike) -> Index:
 
 
 def mul(a: IndexLike, b: IndexLike) -> Index:
+    """``a * b``, a constant factor distributed over the terms of the other."""
     ca, ta = linear_terms(a)
     cb, tb = linear_terms(b)
     if not ta:
@@ -350,13 +357,14 @@ def _split_multiples(e: Index, k: int) -> tuple[Index, Index]:
     constant, terms = linear_terms(e)
     whole = {a: c // k for a, c in terms if c % k == 0}
     rest = {a: c for a, c in terms if c % k}
-    if not whole and not 0 > constant and constant < k:
+    if not whole and 0 <= constant < k:
         return const(0), e
     return _from_terms(constant // k, whole), _from_terms(constant % k, rest)
 
 
 def _low_part(e: Index, k: int) -> tuple[int, Index, Index] | None:
-    """``e == g * high + low`` with ``0 <= low < g`` and ``g`` a divisor of ``k`` greater than 1, or ``None``."""
+    """``e == g * high + low`` with ``0 <= low < g`` and ``g`` a divisor of ``k`` greater than 1, or
+    ``None``."""
     constant, terms = linear_terms(e)
     for i in range(len(terms) - 1, -1, -1):  # terms are sorted by falling coefficient
         g = k
@@ -493,6 +501,7 @@ def _symbolic_mod(a: Index, b: Index) -> Index:
 
 
 def minimum(a: IndexLike, b: IndexLike) -> Index:
+    """The smaller one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
     if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
         return a
@@ -505,6 +514,7 @@ def minimum(a: IndexLike, b: IndexLike) -> Index:
 
 
 def maximum(a: IndexLike, b: IndexLike) -> Index:
+    """The larger one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
     if a is b or (a.lo is not None and b.hi is not None and a.lo >= b.hi):
         return a
@@ -516,7 +526,7 @@ def maximum(a: IndexLike, b: IndexLike) -> Index:
     return _make("max", (a, b), max(los) if los else None, hi, a.free_vars | b.free_vars)
 
 
-# --- using expressions ------------------------------------------------------------------------------------------
+# --- using expressions --------------------------------------------------------------------------------------
 
 
 def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:
@@ -538,7 +548,8 @@ def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset
 
 
 def delinearize(flat: IndexLike, sizes: Sequence[IndexLike]) -> tuple[Index, ...]:
-    """The row-major coordinates of ``flat`` in a shape; the inverse of ``linearize`` with contiguous strides."""
+    """The row-major coordinates of ``flat`` in a shape; the inverse of ``linearize`` with contiguous
+    strides."""
     out: list[Index] = []
     rest = as_index(flat)
     for size in reversed(sizes[1:]):

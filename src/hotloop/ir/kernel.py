@@ -1,13 +1,13 @@
 """The schedule and the kernels: what runs, in which order, over which loops.
 
-What comes in: nothing; ``schedule/`` builds it. What goes out: a frozen ``Schedule`` of steps, each a ``Kernel`` (a
-loop nest) or an extern call. What holds in between:
+What comes in: nothing; ``schedule/`` builds it. What goes out: a frozen ``Schedule`` of steps, each a
+``Kernel`` (a loop nest) or an extern call. What holds in between:
 
 * Inside a kernel a load and a store have one *flat* index, in elements from the start of the parameter.
 * The kernel is target-neutral. A body under a ``vector`` loop is written for one element: how many lanes are
   computed at once, and how a tail is masked, is the printer's business. So is how many accumulators are kept.
-* ``Init`` introduces an accumulator. ``Accumulate`` combines a value into it, under any number of loops deeper than
-  its ``Init``. After those loops, ``local(name)`` reads it.
+* ``Init`` introduces an accumulator. ``Accumulate`` combines a value into it, under any number of loops
+  deeper than its ``Init``. After those loops, ``local(name)`` reads it.
 
 The next file is ``codegen/cpp.py``, which prints kernels; ``interpret.py`` runs them in plain torch.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
 
 import torch
 
@@ -42,7 +41,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Param:
-    """A pointer parameter. ``role`` is ``in``, ``out`` or ``inout`` (an output that is read, or written in place).
+    """A pointer parameter. ``role`` is ``in``, ``out`` or ``inout`` (an output that is read, or written in
+    place).
 
     ``restrict`` is true where no other parameter of this call can overlap it.
     """
@@ -79,7 +79,8 @@ class Let:
 
 @dataclass(frozen=True)
 class Init:
-    """An accumulator of a reduction kind, at its neutral element. For arg kinds it also keeps the position."""
+    """An accumulator of a reduction kind, at its neutral element. For arg kinds it also keeps the
+    position."""
 
     name: str
     kind: str
@@ -113,16 +114,17 @@ class Scratch:
     size: int
 
 
-Stmt = Union[Loop, Let, Init, Accumulate, Store, Scratch]
+Stmt = Loop | Let | Init | Accumulate | Store | Scratch
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One function. ``bytes`` is the memory it moves and ``work`` its element operations, for threading decisions.
+    """One function. ``bytes`` is the memory it moves and ``work`` its element operations, for threading
+    decisions.
 
     ``single_pass``: no loop runs over the same points twice, so that work in place is possible.
-    ``checks``: whether an indirect index inside has to be tested, so that the function returns nonzero on a fault.
-    Two kernels that are equal but for ``name`` and ``origins`` share one compiled function.
+    ``checks``: whether an indirect index inside has to be tested, so that the function returns nonzero on a
+    fault. Two kernels that are equal but for ``name`` and ``origins`` share one compiled function.
     """
 
     name: str
@@ -149,8 +151,8 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a buffer lives: ``input``, ``constant``, ``output`` (a fresh tensor), ``arena`` at a byte ``offset``,
-    ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``)."""
+    """Where a buffer lives: ``input``, ``constant``, ``output`` (a fresh tensor), ``arena`` at a byte
+    ``offset``, ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``)."""
 
     kind: str
     offset: int = 0
@@ -160,7 +162,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The program as steps in execution order. ``frees`` lists for each step the extern buffers dead after it."""
+    """The program as steps in execution order. ``frees`` lists for each step the extern buffers dead after
+    it."""
 
     program: LoopProgram
     steps: tuple[KernelCall | Extern, ...]

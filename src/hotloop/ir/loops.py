@@ -1,13 +1,13 @@
 """The loop program: buffers, and operations over explicit ranges in topological order.
 
-What comes in: nothing; ``lower/`` builds it. What goes out: one frozen ``LoopProgram``, the input of ``schedule/``.
-What holds in between (``verify.py`` checks it):
+What comes in: nothing; ``lower/`` builds it. What goes out: one frozen ``LoopProgram``, the input of
+``schedule/``. What holds in between (``verify.py`` checks it):
 
 * A buffer has exactly one writer, except inputs (none, or one that mutates them last) and constants (none).
 * ``Pointwise`` writes ``out[v0, ..., vn] = body`` for every point of ``vars``: the variables are the buffer's
   dimensions in order. ``Reduce`` does the same with its result over ``reduce_vars``.
-* A view is an index map inside a load, or a strided ``ViewRef`` where an extern call or an output needs a tensor;
-  it is never an operation.
+* A view is an index map inside a load, or a strided ``ViewRef`` where an extern call or an output needs a
+  tensor; it is never an operation.
 
 The next file is ``verify.py``; ``interpret.py`` runs a loop program in plain torch.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -54,9 +54,10 @@ class Origin:
 class Buffer:
     """A dense or strided piece of memory.
 
-    ``kind``: ``input`` (the caller's tensor, any strides), ``constant`` (a tensor of the graph module), ``temp`` (an
-    intermediate) or ``output`` (handed to the caller). ``strides`` are in elements. ``alias_of`` names the buffer
-    whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in elements of this dtype.
+    ``kind``: ``input`` (the caller's tensor, any strides), ``constant`` (a tensor of the graph module),
+    ``temp`` (an intermediate) or ``output`` (handed to the caller). ``strides`` are in elements. ``alias_of``
+    names the buffer whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in
+    elements of this dtype.
     """
 
     name: str
@@ -78,10 +79,12 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its elements, without gaps between them."""
         return self.numel * self.dtype.itemsize
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.kind} {dtype_name(self.dtype)}{list(self.sizes)} strides {list(self.strides)}"
+        sizes, strides = list(self.sizes), list(self.strides)
+        return f"{self.name}: {self.kind} {dtype_name(self.dtype)}{sizes} strides {strides}"
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class Pointwise:
     folded: tuple[Origin, ...] = field(default=(), compare=False)
 
 
-#: Reduction kinds. ``argmax`` and ``argmin`` give the row-major position within ``reduce_vars`` (int64) of the first
+#: Reduction kinds. ``argmax`` and ``argmin`` give the row-major position within ``reduce_vars`` (int64) of
+#: the first
 #: extreme (NaN counts as extreme); ``any`` and ``all`` reduce bool; ``max`` and ``min`` propagate NaN.
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 
@@ -121,8 +125,9 @@ REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 class Reduce:
     """``out[vars] = cast(reduction over reduce_vars of body)``.
 
-    The reduction runs in ``body.dtype`` (float32 for bfloat16 data, int64 for integer sums: lowering casts), and its
-    result is cast to the buffer's dtype when stored. Over an empty range: sum 0, prod 1, any False, all True.
+    The reduction runs in ``body.dtype`` (float32 for bfloat16 data, int64 for integer sums: lowering casts),
+    and its result is cast to the buffer's dtype when stored. Over an empty range: sum 0, prod 1, any False,
+    all True.
     """
 
     out: str
@@ -139,8 +144,9 @@ class Extern:
     """A call through PyTorch: ``outs = target(*args, **kwargs)``.
 
     ``args`` and ``kwargs`` are what the FX node had, nested tuples and all, with every tensor replaced by a
-    ``ViewRef``. ``outs`` names the buffers of the results in order, ``None`` for results nobody uses. The results'
-    strides are what PyTorch gives, and equal the buffers' strides. ``mutates`` names buffers the call writes.
+    ``ViewRef``. ``outs`` names the buffers of the results in order, ``None`` for results nobody uses. The
+    results' strides are what PyTorch gives, and equal the buffers' strides. ``mutates`` names buffers the
+    call writes.
     """
 
     outs: tuple[str | None, ...]
@@ -151,14 +157,16 @@ class Extern:
     origin: Origin = field(default=Origin(), compare=False)
 
 
-Op = Union[Pointwise, Reduce, Extern]
+Op = Pointwise | Reduce | Extern
 
 
 @dataclass(frozen=True)
 class LoopProgram:
-    """A whole graph. ``outputs`` holds a ``ViewRef``, a plain Python number, or ``None`` for each graph output.
+    """A whole graph. ``outputs`` holds a ``ViewRef``, a plain Python number, or ``None`` for each graph
+    output.
 
-    ``scalars`` are the graph inputs that are numbers (their positions matter to the caller, their values are baked).
+    ``scalars`` are the graph inputs that are numbers (their positions matter to the caller, their values are
+    baked).
     """
 
     name: str

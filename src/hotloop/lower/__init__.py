@@ -1,0 +1,1 @@
+"""Lowering: an FX graph becomes a loop program."""

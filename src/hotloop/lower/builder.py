@@ -1,8 +1,9 @@
 """What lowering rules build with: views of buffers, and the program under construction.
 
-What comes in: sizes and element functions from the rules. What goes out: ``View`` values for the rules and, at the
-end, a frozen ``LoopProgram``. What holds in between: a buffer has the strides that eager would give the node's result
-(read from the FX node's fake tensor), each operation is appended once and never changed, and a view never copies.
+What comes in: sizes and element functions from the rules. What goes out: ``View`` values for the rules and,
+at the end, a frozen ``LoopProgram``. What holds in between: a buffer has the strides that eager would give
+the node's result (read from the FX node's fake tensor), each operation is appended once and never changed,
+and a view never copies.
 
 The next file is ``lower.py``, the walk over the FX graph that calls the rules.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise,
 
 __all__ = ["Builder", "Number", "Rule", "Value", "View", "contiguous_strides", "loop_vars"]
 
-Number = Union[bool, int, float]
+Number = bool | int | float
 Point = Sequence[IndexLike]
 Vars = tuple[Index, ...]
 
@@ -54,8 +55,8 @@ def _loop_vars(prefix: str, sizes: tuple[IndexLike, ...]) -> Vars:
 class View:
     """A tensor value: ``view[vars] == buffer[indices]``, where ``indices`` are expressions of ``vars``.
 
-    Rules make new views with ``remap`` and read elements with ``at``. Indices may read memory (``ix.indirect``), so
-    that a gather is a view too.
+    Rules make new views with ``remap`` and read elements with ``at``. Indices may read memory
+    (``ix.indirect``), so that a gather is a view too.
     """
 
     buffer: str
@@ -66,10 +67,12 @@ class View:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.sizes)
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         n = 1
         for s in self.sizes:
             n *= s
@@ -109,13 +112,15 @@ class View:
 
 
 #: What an FX node stands for while lowering.
-Value = Union[View, Number, None, str, torch.dtype, tuple[Any, ...], list[Any]]
-#: A rule gets the builder, the FX node (for its ``meta["val"]``), and the node's arguments with views for tensors.
+Value = View | Number | None | str | torch.dtype | tuple[Any, ...] | list[Any]
+#: A rule gets the builder, the FX node (for its ``meta["val"]``), and the node's arguments with views for
+#: tensors.
 Rule = Callable[..., Any]
 
 
 class Builder:
-    """The program under construction. One is made for each graph; it is the only mutable thing in lowering."""
+    """The program under construction. One is made for each graph; it is the only mutable thing in
+    lowering."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -127,14 +132,14 @@ class Builder:
         self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
 
-    # --- where we are -------------------------------------------------------------------------------------------
+    # --- where we are ---------------------------------------------------------------------------------------
 
     def enter(self, node: torch.fx.Node) -> None:
         """Operations built from here on came from this FX node."""
         original = node.meta.get("original_aten") or node.target
         self._origin = Origin((node.name,), str(original), source_line(node))
 
-    # --- buffers ------------------------------------------------------------------------------------------------
+    # --- buffers --------------------------------------------------------------------------------------------
 
     def _fresh(self, prefix: str) -> str:
         return f"{prefix}{len(self.buffers)}"
@@ -156,13 +161,15 @@ class Builder:
         return self.whole(name)
 
     def whole(self, buffer: str) -> View:
+        """All of a buffer, as it lies."""
         b = self.buffers[buffer]
         sizes = tuple(int(s) for s in b.sizes if isinstance(s, int))
         v = loop_vars("d", sizes)
         return View(buffer, b.dtype, sizes, v, v)
 
     def _dense_strides(self, like: torch.Tensor | None, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Eager's strides where ``like`` has this shape and is dense without overlap; contiguous otherwise."""
+        """Eager's strides where ``like`` has this shape and is dense without overlap; contiguous
+        otherwise."""
         if like is None or tuple(like.shape) != tuple(sizes):
             return contiguous_strides(sizes)
         strides = tuple(int(s) for s in like.stride())
@@ -173,7 +180,7 @@ class Builder:
             step *= size
         return strides
 
-    # --- operations ---------------------------------------------------------------------------------------------
+    # --- operations -----------------------------------------------------------------------------------------
 
     def pointwise(
         self,
@@ -182,7 +189,8 @@ class Builder:
         f: Callable[[Vars], Expr],
         like: torch.Tensor | None = None,
     ) -> View:
-        """``out[v] = f(v)``, cast to ``dtype`` (an implicit rounding). ``like``: the fake tensor whose strides to take."""
+        """``out[v] = f(v)``, cast to ``dtype`` (an implicit rounding). ``like``: the fake tensor whose
+        strides to take."""
         v = loop_vars("i", sizes)
         body = ex.cast(f(v), dtype, implicit=True)
         out = self.add_buffer(sizes, dtype, self._dense_strides(like, sizes))
@@ -224,6 +232,7 @@ class Builder:
         return ref
 
     def try_strided(self, view: View) -> ViewRef | None:
+        """The view as a strided tensor; ``None`` where its elements do not lie at regular distances."""
         b = self.buffers[view.buffer]
         flat = ix.linearize(view.indices, b.strides, b.offset if b.alias_of else 0)
         strides: list[int] = []
@@ -248,7 +257,8 @@ class Builder:
     def extern(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[torch.Tensor | None]
     ) -> list[View | None]:
-        """Call ``target`` through PyTorch. ``outs`` are fake tensors of the results, ``None`` for those unused."""
+        """Call ``target`` through PyTorch. ``outs`` are fake tensors of the results, ``None`` for those
+        unused."""
         new_args = tuple(self._extern_arg(a) for a in args)
         new_kwargs = {k: self._extern_arg(a) for k, a in kwargs.items()}
         views: list[View | None] = []

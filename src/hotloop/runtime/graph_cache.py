@@ -1,10 +1,12 @@
 """Whole compiled graphs on disk: a graph seen before needs no lowering, no scheduling and no printing.
 
-What comes in: the graph as AOTAutograd made it, and everything else that the generated text depends on. What goes out:
-a key, and under it the host program and the functions as JSON. What holds in between: the key covers each node with its
-operator, arguments, and the dtype, shape, strides and memory sharing of its result, the values of one-element constants
-(they may be folded into the code), the options that change code, the versions of hotloop and torch, and hotloop's own
-source. What has no text (a subgraph of a higher-order operator, say) is not cached.
+What comes in: the graph as AOTAutograd made it, and everything else that the generated text depends on. What
+goes out:
+a key, and under it the host program and the functions as JSON. What holds in between: the key covers each
+node with its operator, arguments, and the dtype, shape, strides and memory sharing of its result, the values
+of one-element constants (they may be folded into the code), the options that change code, the versions of
+hotloop and torch, and hotloop's own source. What has no text (a subgraph of a higher-order operator, say) is
+not cached.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class CompiledText:
-    """A compiled graph as text: the host program, each function as (symbol, text, needs), and where in the graph module
-    each constant of the host program comes from."""
+    """A compiled graph as text: the host program, each function as (symbol, text, needs), and where in the
+    graph module each constant of the host program comes from."""
 
     host: str
     functions: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -117,8 +119,8 @@ def _text(value: Any) -> str | None:
 def _value(value: Any, storages: dict[int, int]) -> str:
     if isinstance(value, torch.Tensor):
         shared = storages.setdefault(compat.storage_key(value), len(storages))
-        offset = value.storage_offset()
-        return f"{value.dtype}{tuple(value.shape)}{value.stride()}{offset}{value.device}{type(value).__name__}@{shared}"
+        layout = f"{tuple(value.shape)}{value.stride()}{value.storage_offset()}"
+        return f"{value.dtype}{layout}{value.device}{type(value).__name__}@{shared}"
     if isinstance(value, (tuple, list)):
         return ";".join(_value(v, storages) for v in value)
     return repr(value)

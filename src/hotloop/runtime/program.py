@@ -1,9 +1,9 @@
 """The running program: what the generated host text calls, and the object that holds it all together.
 
-What comes in: the host text, the loaded kernels, the constants, the memory pool. What goes out: a callable that takes
-the graph's inputs as a list and returns its outputs as a list. What holds in between: a call is thread-safe and
-re-entrant, since each takes an arena of its own; a fault that a kernel found in the data is raised as the error that
-eager raises.
+What comes in: the host text, the loaded kernels, the constants, the memory pool. What goes out: a callable
+that takes the graph's inputs as a list and returns its outputs as a list. What holds in between: a call is
+thread-safe and re-entrant, since each takes an arena of its own; a fault that a kernel found in the data is
+raised as the error that eager raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
-from hotloop.errors import IntegerDivisionError, HotloopError, IndexRangeError
+from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError
 from hotloop.runtime.pool import OutputPool
 
 __all__ = ["Runtime", "load_program"]
@@ -27,8 +27,8 @@ Call = Callable[[Sequence[Any]], list[Any]]
 
 
 class Runtime:
-    """What a host program may ask for; one a program. Its methods are called while the program is set up, except
-    ``fault``, ``restride``, ``pooled`` and ``empty``, which the calls themselves use."""
+    """What a host program may ask for; one a program. Its methods are called while the program is set up,
+    except ``fault``, ``restride``, ``pooled`` and ``empty``, which the calls themselves use."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Runtime:
         return self._kernels[name]
 
     def constant(self, name: str) -> torch.Tensor:
+        """A tensor of the graph module."""
         return self._constants[name]
 
     def object(self, number: int) -> Any:
@@ -64,7 +65,8 @@ class Runtime:
             return torch.empty(nbytes, dtype=torch.uint8)
 
     def frames(self, new: Callable[[], Any], nbytes: int) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-        """``take`` and ``give`` of arenas with their views. Appending to and popping from a list are atomic."""
+        """``take`` and ``give`` of arenas with their views. Appending to and popping from a list are
+        atomic."""
         kept = self.kept_frames
         keep = KEPT_FRAMES if self._keep and nbytes <= self._pool.limit else 0
 
@@ -100,7 +102,8 @@ class Runtime:
 
     @staticmethod
     def restride(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-        """A copy with the strides that the kernels expect. Dimensions of size 1 may have any: they need no copy."""
+        """A copy with the strides that the kernels expect. Dimensions of size 1 may have any: they need no
+        copy."""
         same = all(s <= 1 or a == b for s, a, b in zip(sizes, tensor.stride(), strides, strict=True))
         if same or math.prod(sizes) == 0:
             return tensor

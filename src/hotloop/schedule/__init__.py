@@ -1,0 +1,1 @@
+"""Scheduling: a loop program becomes kernels in execution order."""

@@ -1,7 +1,8 @@
 """The axes of a group: splitting them where views divide them, choosing the one to vectorise.
 
-What comes in: a group from ``fuse.py``. What goes out: the same group over other axes, and one axis chosen. What holds
-in between: the set of points and what happens at each of them never changes. The next file is ``passes.py``.
+What comes in: a group from ``fuse.py``. What goes out: the same group over other axes, and one axis chosen.
+What holds in between: the set of points and what happens at each of them never changes. The next file is
+``passes.py``.
 """
 
 from __future__ import annotations

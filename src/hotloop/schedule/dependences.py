@@ -1,8 +1,8 @@
 """Who writes and who reads each buffer: the one dependence model of the scheduler.
 
-What comes in: a loop program. What goes out: ``Uses``, asked by inlining, fusion, ordering and memory alike. What
-holds in between: an alias is resolved to the buffer whose storage it names, so that a dependence through a
-reinterpreted view is never missed. The next file is ``simplify.py``.
+What comes in: a loop program. What goes out: ``Uses``, asked by inlining, fusion, ordering and memory alike.
+What holds in between: an alias is resolved to the buffer whose storage it names, so that a dependence through
+a reinterpreted view is never missed. The next file is ``simplify.py``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def base_of(buffers: Mapping[str, Buffer], name: str) -> str:
 
 @dataclass(frozen=True)
 class Uses:
-    """For each storage: the writing operation, the reading operations (positions in the program), and whether it is
-    *held*: given back to the caller, read by an extern call, or reinterpreted, so that it has to exist in memory."""
+    """For each storage: the writing operation, the reading operations (positions in the program), and whether
+    it is *held*: given back to the caller, read by an extern call, or reinterpreted, so that it has to exist
+    in memory."""
 
     writer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]

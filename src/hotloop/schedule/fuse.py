@@ -1,12 +1,13 @@
 """Fusion: which operations share a loop nest.
 
-What comes in: a simplified loop program. What goes out: steps in execution order, each a ``Group`` of operations over
-common axes or an extern call. What holds in between: fusion is decided on shapes, dependences and bytes alone; it
-generates nothing and measures nothing; every refusal of operations that share a buffer has its reason in the log.
+What comes in: a simplified loop program. What goes out: steps in execution order, each a ``Group`` of
+operations over common axes or an extern call. What holds in between: fusion is decided on shapes, dependences
+and bytes alone; it generates nothing and measures nothing; every refusal of operations that share a buffer
+has its reason in the log.
 
-A group iterates over *outer* axes, and for each of their points over *inner* axes, perhaps several times: the row of
-a softmax, the plane of a group norm. A member covers either all axes or the outer ones alone. A reduction always
-runs over exactly the inner axes. The next file is ``passes.py``.
+A group iterates over *outer* axes, and for each of their points over *inner* axes, perhaps several times: the
+row of a softmax, the plane of a group norm. A member covers either all axes or the outer ones alone. A
+reduction always runs over exactly the inner axes. The next file is ``passes.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ __all__ = ["Group", "Member", "fuse"]
 MAX_MEMBERS = 48
 MAX_BUFFERS = 40
 MAX_GROUP_NODES = 900
-#: Operations that only share an input are fused when they are at most this many operations apart in the program:
+#: Operations that only share an input are fused when they are at most this many operations apart in the
+#: program:
 #: moving work further could keep buffers alive for longer than eager does.
 HORIZONTAL_REACH = 12
 
@@ -41,8 +43,9 @@ HORIZONTAL_REACH = 12
 class Member:
     """An operation with its variables replaced by its group's axes.
 
-    ``store`` is the multi-dimensional index it writes, ``inner`` whether it covers the inner axes. For a reduction
-    ``body`` is what is reduced, and ``position`` the row-major position in its own reduce variables.
+    ``store`` is the multi-dimensional index it writes, ``inner`` whether it covers the inner axes. For a
+    reduction ``body`` is what is reduced, and ``position`` the row-major position in its own reduce
+    variables.
     """
 
     op: Pointwise | Reduce
@@ -62,10 +65,12 @@ class Group:
 
     @property
     def axes(self) -> tuple[Index, ...]:
+        """All axes, outer ones first."""
         return self.outer + self.inner
 
     @property
     def names(self) -> str:
+        """The buffers it computes, for logs."""
         return "+".join(m.op.out for m in self.members)
 
 
@@ -191,7 +196,8 @@ def _prepare(op: Pointwise | Reduce) -> _Prepared:
 
 
 def _split(q: _Prepared) -> _Prepared:
-    """The same operation with variables split where its indices divide them; the same object where none are."""
+    """The same operation with variables split where its indices divide them; the same object where none
+    are."""
     indices = [i for n in ex.walk(q.body) for i in _own_indices(n)]
     parts = split_variables((*q.vars, *q.reduce_vars), indices)
     if not parts:
@@ -263,7 +269,7 @@ def substitute_axes(g: Group, parts: Mapping[Index, tuple[Index, tuple[Index, ..
     return Group(axes(g.outer), axes(g.inner), members)
 
 
-# --- joining a group --------------------------------------------------------------------------------------------
+# --- joining a group ----------------------------------------------------------------------------------------
 
 
 def _find_group(
@@ -319,8 +325,8 @@ def _limits(opened: _Open, op: Op) -> str | None:
 def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
     """``g`` with ``op`` as its last member, or the reason why that cannot be.
 
-    The loops are matched as they are, then with the operation's split where its indices divide them, then with the
-    group's split too: a group norm's channels are groups times channels of a group.
+    The loops are matched as they are, then with the operation's split where its indices divide them, then
+    with the group's split too: a group norm's channels are groups times channels of a group.
     """
     plain = _prepare(op)
     first = _join(p, g, plain)
@@ -369,9 +375,7 @@ def _match_axes(g: Group, q: _Prepared) -> dict[Index, Index] | str:
         return "it has more loops than the group"
     stored = {m.op.out: m.store for m in g.members}
     mapping: dict[Index, Index] = {}
-    mine = sorted(
-        {n for n in ex.loads(q.body)}, key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n))
-    )
+    mine = sorted(set(ex.loads(q.body)), key=lambda n: (n.buffer not in stored, -len(n.free_vars), repr(n)))
     group_loads: dict[str, list[tuple[Index, ...]]] = {}
     for m in g.members:
         for n in ex.loads(m.body):
@@ -398,7 +402,7 @@ def _match_axes(g: Group, q: _Prepared) -> dict[Index, Index] | str:
 def _unify(mapping: dict[Index, Index], mine: tuple[Index, ...], theirs: tuple[Index, ...]) -> None:
     if len(mine) != len(theirs):
         return
-    for a, b in zip(mine, theirs):
+    for a, b in zip(mine, theirs, strict=True):
         if a.kind == "var" and b.kind == "var" and a.extent == b.extent:
             if a not in mapping and b not in mapping.values():
                 mapping[a] = b

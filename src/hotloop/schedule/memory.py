@@ -1,8 +1,9 @@
 """Where every buffer lives: lifetimes, work in place, and offsets in one arena.
 
-What comes in: the steps in execution order. What goes out: a ``Placement`` for each buffer, the arena's size, and what
-each step frees. What holds in between: two buffers that are alive at the same time never overlap; a kernel writes in
-place only where each element is read at the very point that writes it. The next file is ``schedule.py``.
+What comes in: the steps in execution order. What goes out: a ``Placement`` for each buffer, the arena's size,
+and what each step frees. What holds in between: two buffers that are alive at the same time never overlap; a
+kernel writes in place only where each element is read at the very point that writes it. The next file is
+``schedule.py``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _touched(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...
 def plan(
     p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool
 ) -> tuple[tuple[KernelCall | Extern, ...], dict[str, Placement], int, tuple[tuple[str, ...], ...]]:
-    """Steps (some now in place), placements, arena bytes, and the extern buffers that are dead after each step."""
+    """Steps (some now in place), placements, arena bytes, and the extern buffers that are dead after each
+    step."""
     lives = _lifetimes(p, steps)
     outputs = {base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef)}
     kinds = _kinds(p, steps, outputs)

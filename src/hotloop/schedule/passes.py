@@ -1,11 +1,12 @@
 """From a group to a nest: in which pass over the inner axes each value is computed, and where it is kept.
 
-What comes in: a group and the buffers that must exist in memory. What goes out: a ``Nest``: statements before, during
-and after each pass over the inner axes, with flat indices. What holds in between: a value is used in the pass that
-computes it directly, in a later pass through memory, a row of scratch, or by computing it again if that is cheap.
+What comes in: a group and the buffers that must exist in memory. What goes out: a ``Nest``: statements
+before, during and after each pass over the inner axes, with flat indices. What holds in between: a value is
+used in the pass that computes it directly, in a later pass through memory, a row of scratch, or by computing
+it again if that is cheap.
 
-Softmax has three passes: the maximum; the exponentials into scratch with their sum; the quotients. The next file is
-``loops.py``.
+Softmax has three passes: the maximum; the exponentials into scratch with their sum; the quotients. The next
+file is ``loops.py``.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from .simplify import extents
 
 __all__ = ["Nest", "Pass", "build_nest"]
 
-#: A value dearer than this (simple instructions, loads included) is kept for later passes rather than recomputed.
+#: A value dearer than this (simple instructions, loads included) is kept for later passes rather than
+#: recomputed.
 RECOMPUTE = 10
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One sweep over the inner axes: accumulators before it, its body, and what follows it at the outer point."""
+    """One sweep over the inner axes: accumulators before it, its body, and what follows it at the outer
+    point."""
 
     inits: tuple[Init, ...]
     body: tuple[Stmt, ...]
@@ -68,10 +71,11 @@ class _Builder:
     row: dict[str, Scratch] = field(default_factory=dict)
     memo: dict[tuple[str, int], Expr] = field(default_factory=dict)
 
-    # --- when ---------------------------------------------------------------------------------------------------
+    # --- when -----------------------------------------------------------------------------------------------
 
     def assign_passes(self) -> None:
-        """``available[b]``: for an inner value the pass that computes it; for an outer one the first that can use it."""
+        """``available[b]``: for an inner value the pass that computes it; for an outer one the first that can
+        use it."""
         for m in self.g.members:
             t = 0
             for n in ex.loads(m.body):
@@ -94,7 +98,8 @@ class _Builder:
         return t - 1 if isinstance(m.op, Reduce) else t
 
     def choose_rows(self) -> None:
-        """Which inner values are kept in scratch (or, where that is not possible, in memory) for later passes."""
+        """Which inner values are kept in scratch (or, where that is not possible, in memory) for later
+        passes."""
         points = extents(self.g.inner)
         for m in self.g.members:
             for n in ex.loads(m.body):
@@ -127,7 +132,7 @@ class _Builder:
                     total += self.full_cost(n.buffer)
         return total
 
-    # --- what ---------------------------------------------------------------------------------------------------
+    # --- what -----------------------------------------------------------------------------------------------
 
     def value(self, m: Member, at_pass: int) -> Expr:
         """The member's body as it is computed in a pass, with flat loads."""
@@ -139,8 +144,8 @@ class _Builder:
         return got
 
     def final(self, e: Expr) -> Expr:
-        """A whole statement's value. Only here are roundings dropped: what a comparison depends on keeps all of them,
-        through every operation that has been fused into it."""
+        """A whole statement's value. Only here are roundings dropped: what a comparison depends on keeps all
+        of them, through every operation that has been fused into it."""
         return e if self.keep_roundings else drop_roundings(e)
 
     def read(self, n: Expr, reader: Member, at_pass: int) -> Expr | None:
@@ -185,7 +190,7 @@ class _Builder:
     def store(self, m: Member, value: Expr) -> Store:
         return Store(m.op.out, flat_index(self.buffers, m.op.out, m.store), value)
 
-    # --- statements ---------------------------------------------------------------------------------------------
+    # --- statements -----------------------------------------------------------------------------------------
 
     def pass_body(self, k: int) -> tuple[tuple[Init, ...], tuple[Stmt, ...]]:
         inits: list[Init] = []
@@ -236,9 +241,11 @@ def build_nest(
     lanes_outside: bool,
     keep_roundings: bool,
 ) -> Nest:
-    """The nest of a group. ``stored`` names the buffers needed outside; those needed in memory here are added to it.
+    """The nest of a group. ``stored`` names the buffers needed outside; those needed in memory here are added
+    to it.
 
-    ``lanes_outside``: the vector axis is an outer one, so that every lane has its own row and scratch is no use.
+    ``lanes_outside``: the vector axis is an outer one, so that every lane has its own row and scratch is no
+    use.
     """
     b = _Builder(g, buffers, stored, not lanes_outside, keep_roundings)
     b.assign_passes()
@@ -254,5 +261,6 @@ def build_nest(
 
 
 def _whole_axes(mine: tuple[Index, ...], theirs: tuple[Index, ...]) -> bool:
-    """Whether every coordinate that differs was stored along one whole axis, so that a row index can be formed."""
+    """Whether every coordinate that differs was stored along one whole axis, so that a row index can be
+    formed."""
     return all(a is b or b.kind == "var" for a, b in zip(mine, theirs, strict=True))

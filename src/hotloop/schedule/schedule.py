@@ -1,7 +1,8 @@
-"""The scheduler: a loop program becomes kernels and extern calls in execution order, with a place for every buffer.
+"""The scheduler: a loop program becomes kernels and extern calls in execution order, with a place for every
+buffer.
 
-What comes in: a ``LoopProgram``, the configuration, a log. What goes out: a frozen ``Schedule``. It runs the modules
-of this folder in the order in which they say they follow each other. The next folder is ``codegen/``.
+What comes in: a ``LoopProgram``, the configuration, a log. What goes out: a frozen ``Schedule``. It runs the
+modules of this folder in the order in which they say they follow each other. The next folder is ``codegen/``.
 """
 
 from __future__ import annotations
@@ -68,9 +69,8 @@ def _needed(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> set[str]:
     needed: set[str] = set()
     for name, k in group_of.items():
         base = base_of(p.buffers, name)
-        if base in uses.held or p.buffers[base].kind != "temp" or base != name:
-            needed.add(name)
-        elif any(op_group[r] != k for r in uses.readers.get(base, ())):
+        held = base in uses.held or p.buffers[base].kind != "temp" or base != name
+        if held or any(op_group[r] != k for r in uses.readers.get(base, ())):
             needed.add(name)
     return needed
 

@@ -1,15 +1,15 @@
-"""Clean up a loop program before fusion: empty work, inlining of cheap producers, splitting of long reductions.
+"""Clean up a loop program before fusion: empty work, inlining of cheap producers, splitting of long
+reductions.
 
-What comes in: a loop program as lowered, one operation an ATen operator. What goes out: a loop program with the same
-results and fewer, larger operations. What holds in between: recomputation is bounded; a buffer that has to exist in
-memory anyway is read, not computed again. The next file is ``fuse.py``.
+What comes in: a loop program as lowered, one operation an ATen operator. What goes out: a loop program with
+the same results and fewer, larger operations. What holds in between: recomputation is bounded; a buffer that
+has to exist in memory anyway is read, not computed again. The next file is ``fuse.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce as reduce_
 
 import torch
 
@@ -25,7 +25,8 @@ __all__ = ["drop_dead", "drop_empty", "inline", "numel", "simplify", "split_redu
 
 #: A body larger than this is stored rather than copied into its reader: it bounds registers and compile time.
 MAX_NODES = 300
-#: A producer read by several operations is recomputed in each when it is no dearer than this (simple instructions).
+#: A producer read by several operations is recomputed in each when it is no dearer than this (simple
+#: instructions).
 CHEAP = 3
 #: A producer this many times smaller than its reader counts as small: reading what it reads costs nothing.
 SMALL = 16
@@ -36,6 +37,7 @@ CHEAP_BROADCAST = 5
 
 
 def numel(sizes: Sequence[IndexLike]) -> int:
+    """The number of points of these sizes."""
     n = 1
     for s in sizes:
         n *= s if isinstance(s, int) else s.value
@@ -80,7 +82,7 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
             ops.append(op)
     return (
         p
-        if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops))
+        if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops, strict=True))
         else replace(p, ops=tuple(ops))
     )
 
@@ -149,7 +151,8 @@ def _worthwhile(
     if points * SMALL <= own:
         return True  # a few elements of something large: a gather after a row-wise computation
     if points >= SMALL * own and reads <= 3:
-        # A per-channel or per-row value: its loads stay in cache. Dearer ones only where the inner loop hoists them.
+        # A per-channel or per-row value: its loads stay in cache. Dearer ones only where the inner loop
+        # hoists them.
         if work <= CHEAP or (work <= HOISTED and _is_uniform(producer, reader, out)):
             return True
     if readers > 1:
@@ -190,7 +193,7 @@ def drop_dead(p: LoopProgram) -> LoopProgram:
     return replace(p, ops=tuple(reversed(kept)))
 
 
-# --- long reductions --------------------------------------------------------------------------------------------
+# --- long reductions ----------------------------------------------------------------------------------------
 
 #: Reductions with fewer points than this are not worth splitting over threads.
 SPLIT_MIN_POINTS = 1 << 16

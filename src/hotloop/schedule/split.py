@@ -1,13 +1,14 @@
 """Splitting loop variables where indices divide them, so that the indices become linear.
 
-What comes in: variables and the index expressions that use them. What goes out: for each variable that should be
-split, the expression that replaces it and its parts. What holds in between: the points are the same in the same
-order. The next file is ``fuse.py``.
+What comes in: variables and the index expressions that use them. What goes out: for each variable that should
+be split, the expression that replaces it and its parts. What holds in between: the points are the same in the
+same order. The next file is ``fuse.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from hotloop.ir import index as ix
 from hotloop.ir.index import Index
@@ -47,9 +48,9 @@ def split_variables(
             continue
         n = int(v.extent)  # type: ignore[arg-type]
         chain = [1, *sorted(k for k in ks if 1 < k < n), n]
-        if len(chain) == 2 or any(b % a for a, b in zip(chain, chain[1:])):
+        if len(chain) == 2 or any(b % a for a, b in pairwise(chain)):
             continue
         # v == (outermost * radix + next) * radix + ...: one part between each two links of the chain.
-        own = tuple(ix.var(f"{v.name}_{j}", b // a) for j, (a, b) in enumerate(zip(chain, chain[1:])))
+        own = tuple(ix.var(f"{v.name}_{j}", b // a) for j, (a, b) in enumerate(pairwise(chain)))
         out[v] = (ix.linearize(own, chain[:-1]), tuple(reversed(own)))
     return out
