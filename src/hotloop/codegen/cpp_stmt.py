@@ -3,8 +3,9 @@
 What comes in: the body of a kernel. What goes out: C++ lines. What holds in between:
 
 * A vector loop is printed as up to three: one over several vectors an iteration, one over single vectors, and
-  what is left over: as one vector of which some lanes count, or, where the body reads or divides in ways that
-  the other lanes must not, one element at a time.
+  what is left over: as a last vector that does some elements again, where that changes nothing; or as one of
+  which some lanes count; or, where the body reads or divides in ways that the other lanes must not, one element
+  at a time.
 * Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not
   pile up.
 * What does not change in a loop is computed before it.
@@ -510,6 +511,20 @@ class StatementPrinter:
                         return False
         return True
 
+    @staticmethod
+    def _repeatable(s: Loop) -> bool:
+        """Whether an iteration may be done twice: it reads nothing that the loop writes, and adds to nothing."""
+        inside = list(statements(s.body))
+        own = {t.name for t in inside if isinstance(t, Init)}
+        stored = {t.buffer for t in inside if isinstance(t, Store)}
+        for t in inside:
+            if isinstance(t, Scratch) or (isinstance(t, Accumulate) and t.name not in own):
+                return False
+            for root in _roots(t):
+                if any(n.op == "load" and n.buffer in stored for n in ex.walk(root)):
+                    return False
+        return bool(stored)
+
     def _plain_load(self, n: Expr, var: Index, inner: Counter[str]) -> bool:
         i = n.indices[0]
         if any(m.op == "local" and m.attr in inner for a in ix.indirect_atoms(i) for m in ex.walk(a.args[0])):
@@ -529,6 +544,13 @@ class StatementPrinter:
             self._vectors(s, count, first, last, (end - done) // step)
             done = end
         if done == trip:
+            return
+        if trip > w > 1 and trip - done > 1 and self._repeatable(s):
+            v.set_lanes(Lanes(w, s.var))
+            self.writer.open("")
+            self.writer.line(f"const i64 {name} = {v.index().scalar(start + (trip - w)).text};")
+            self.body(s.body)
+            self.writer.close()
             return
         if trip - done == 1:
             v.set_lanes(Lanes(1))

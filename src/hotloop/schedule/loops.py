@@ -1,8 +1,8 @@
 """From a nest to a kernel: loop order, merging, blocks, tiles, the vector loop, threads.
 
 What comes in: a group, the buffers it must leave in memory, and how many threads there are. What goes out: a
-``Kernel`` with canonical parameter names, and the buffers to bind to them. What holds in between: every rewrite keeps
-the set of points and the value at each. The next file is ``memory.py``.
+``Kernel`` with canonical parameter names, and the buffers to bind to them. What holds in between: every
+rewrite keeps the set of points and the value at each. The next file is ``memory.py``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MAX_PIECES = 6
 
 @dataclass(frozen=True)
 class Machine:
-    """What loop building needs to know: the number of threads, and below how many bytes a kernel stays serial."""
+    """What loop building needs to know: the number of threads, and below how many bytes a kernel stays
+    serial."""
 
     threads: int
     parallel_threshold: int
@@ -69,7 +70,7 @@ def _is_arg(op: object) -> bool:
     return isinstance(op, Reduce) and op.kind in ("argmax", "argmin")
 
 
-# --- rewriting statements ---------------------------------------------------------------------------------------
+# --- rewriting statements -----------------------------------------------------------------------------------
 
 
 def map_statement(s: Stmt, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Stmt:
@@ -133,25 +134,22 @@ def _all_indices(n: Nest) -> list[Index]:
     return sorted(out, key=repr)
 
 
-# --- order and merging ------------------------------------------------------------------------------------------
+# --- order and merging --------------------------------------------------------------------------------------
 
 
 def _order_and_merge(n: Nest, vector: Index | None, keep_inner_order: bool) -> tuple[Nest, Index | None]:
-    """Sort axes by falling stride, the vector axis last, and merge neighbours that every access walks as one."""
+    """Sort axes by falling stride, the vector axis last, and merge neighbours that every access walks as
+    one."""
     indices = _all_indices(n)
 
     def stride(axis: Index) -> float:
-        total = 0.0
-        for i in indices:
-            c = ix.coefficient(i, axis)
-            total += 1e6 if c is None else min(abs(c), 1e9)
-        return total
+        return sum(_stride(i, axis) for i in indices)
 
     def order(axes: tuple[Index, ...], keep: bool) -> tuple[Index, ...]:
         out = list(axes) if keep else sorted(axes, key=lambda a: -stride(a))
         if vector in out:
-            out.remove(vector)  # type: ignore[arg-type]
-            out.append(vector)  # type: ignore[arg-type]
+            out.remove(vector)
+            out.append(vector)
         return tuple(out)
 
     outer, inner = order(n.outer, False), order(n.inner, keep_inner_order)
@@ -162,6 +160,24 @@ def _order_and_merge(n: Nest, vector: Index | None, keep_inner_order: bool) -> t
     if vector is not None:
         vector = (new_inner if vector in inner else new_outer)[-1]
     return _substitute_nest(n, mapping, new_outer, new_inner), vector
+
+
+def _stride(i: Index, axis: Index) -> float:
+    """How far an access moves in a step along an axis; about how far, where that is not always the same."""
+    c = ix.coefficient(i, axis)
+    if c is not None:
+        return min(abs(c), 1e9)
+    _, terms = ix.linear_terms(i)
+    return sum(min(abs(c), 1e9) * _atom_step(atom, axis) for atom, c in terms if axis in atom.free_vars)
+
+
+def _atom_step(atom: Index, axis: Index) -> float:
+    """A step of ``min``, ``max``, a quotient or a remainder in the middle of an axis; 1 where it is not known."""
+    if atom.kind in ("var", "indirect"):
+        return 1.0
+    at = int(axis.extent) // 2  # type: ignore[arg-type]
+    d = ix.substitute(atom, {axis: at}) - ix.substitute(atom, {axis: at - 1})
+    return abs(d.value) if d.is_const else 1.0
 
 
 def _merge(
@@ -195,7 +211,7 @@ def _mergeable(a: Index, b: Index, indices: list[Index]) -> bool:
     return True
 
 
-# --- the loops --------------------------------------------------------------------------------------------------
+# --- the loops ----------------------------------------------------------------------------------------------
 
 
 class _Loops:
@@ -285,7 +301,8 @@ class _Loops:
         return (Loop(block, 0, block.extent, "parallel", (replace(loop, start=block * size, stop=stop),)),)
 
     def across_the_grain(self, rest: tuple[Index, ...]) -> Index | None:
-        """The axis along which an access is contiguous that the vector axis strides over, if tiling will help."""
+        """The axis along which an access is contiguous that the vector axis strides over, if tiling will
+        help."""
         assert self.vector is not None
         if int(self.vector.extent) < TILE // 2:  # type: ignore[arg-type]
             return None
@@ -321,7 +338,8 @@ class _Loops:
 
 
 def _block_size(extent: int, enough: int, least: int) -> int:
-    """A block for one thread at a time: about ``extent / enough``, a multiple of 64, dividing the extent if it can."""
+    """A block for one thread at a time: about ``extent / enough``, a multiple of 64, dividing the extent if
+    it can."""
     want = max(least, min(-(-extent // enough), 1 << 15))
     want = -(-want // 64) * 64
     for size in range(want, 2 * want, 64):
@@ -331,12 +349,15 @@ def _block_size(extent: int, enough: int, least: int) -> int:
 
 
 def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
-    """Where comparisons of index values against constants change their truth along ``v``."""
+    """Where comparisons of index values against constants change their truth along ``v``, and where a load's
+    index goes over from one side of a ``min`` or ``max`` to the other."""
     out: set[int] = set()
     for s in statements(tuple(body)):
         if not isinstance(s, (Let, Store, Accumulate)):
             continue
         for e in ex.walk(s.value):
+            if e.op == "load" and v in e.free_vars:
+                out |= {at for i in e.indices for at in _folds(v, i)}
             if e.op not in ("lt", "le", "gt", "ge", "eq", "ne") or v not in e.free_vars:
                 continue
             if e.args[0].dtype.is_floating_point:  # its constants may be infinite
@@ -368,7 +389,36 @@ def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
     return out
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------
+def _folds(v: Index, i: Index) -> Iterator[int]:
+    """Where ``min`` and ``max`` in an index change sides along ``v``: the edges of reflected and replicated
+    padding."""
+    if v not in i.free_vars or i.kind == "indirect":
+        return
+    if i.kind == "sum":
+        for atom, _ in i.args[1]:
+            yield from _folds(v, atom)
+        return
+    parts = [a for a in i.args if isinstance(a, Index)]
+    for a in parts:
+        yield from _folds(v, a)
+    if i.kind in ("min", "max") and len(parts) == 2:
+        for d in _differences(parts[0] - parts[1]):
+            c = ix.coefficient(d, v)
+            if c and (d - v * c).is_const:
+                yield -((d - v * c).value // c)
+
+
+def _differences(d: Index) -> Iterator[Index]:
+    """The linear forms that a difference takes: a ``min`` or ``max`` in it is one of its two sides."""
+    for atom, c in d.args[1] if d.kind == "sum" else [(d, 1)]:
+        if atom.kind in ("min", "max"):
+            for side in atom.args:
+                yield from _differences(d - atom * c + side * c)
+            return
+    yield d
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------
 
 
 def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], machine: Machine) -> KernelCall:
@@ -394,7 +444,8 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
     args: list[str] = []
     for name in [*(r for r in reads if r not in writes), *writes]:
         role = "in" if name not in writes else "inout" if name in reads else "out"
-        new = f"{'in' if role == 'in' else 'out'}{sum(p.name.startswith('in' if role == 'in' else 'out') for p in params)}"
+        prefix = "in" if role == "in" else "out"
+        new = f"{prefix}{sum(p.name.startswith(prefix) for p in params)}"
         rename[name] = new
         params.append(Param(new, buffers[name].dtype, role))
         args.append(name)
@@ -411,7 +462,8 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
 
 
 def _may_fail(e: Expr) -> bool:
-    """Whether evaluating the node can find a fault in the data: an index out of range, an integer division by 0."""
+    """Whether evaluating the node can find a fault in the data: an index out of range, an integer division by
+    0."""
     if e.op in ("floordiv", "truncdiv", "remainder", "fmod"):
         by = e.args[1]
         return not e.dtype.is_floating_point and not (by.op == "const" and by.value != 0)
