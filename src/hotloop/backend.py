@@ -159,7 +159,7 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     level = choose_simd(config.cpp.simd)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log):  # type: ignore[arg-type]
         key = _graph_key(gm, kind, config, log, {"level": level, "threads": str(threads)})
-        known = None if key is None else _recall(key[0], gm, name, level, config, log)
+        known = None if key is None else _recall(key, gm, name, level, config, log)
         if known is not None:
             return known
         log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
@@ -208,10 +208,10 @@ def _graph_key(
 
 
 def _recall(
-    key: str, gm: torch.fx.GraphModule, name: str, level: Any, config: Config, log: Log
+    key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, name: str, level: Any, config: Config, log: Log
 ) -> Compiled | None:
     """The callable of a graph that was compiled before, by this process or another."""
-    found = graph_cache.load(_cache(config.cache_dir), key, gm)
+    found = graph_cache.load(_cache(config.cache_dir), *key, gm)
     if found is None:
         return None
     text, constants = found

@@ -1,17 +1,18 @@
 """Whole compiled graphs on disk: a graph seen before needs no lowering, no scheduling and no printing.
 
 What comes in: the graph as AOTAutograd made it, and everything else that the generated text depends on. What
-goes out:
-a key, and under it the host program and the functions as JSON. What holds in between: the key covers each
-node with its operator, arguments, and the dtype, shape, strides and memory sharing of its result, the values
-of one-element constants (they may be folded into the code), the options that change code, the versions of
-hotloop and torch, and hotloop's own source. What has no text (a subgraph of a higher-order operator, say) is
-not cached.
+goes out: a key, and under it the host program and the functions as JSON. What holds in between: the key
+covers each node with its operator, arguments, and the dtype, shape, strides and memory sharing of its result,
+the values of one-element constants (they may be folded into the code), the options that change code, the
+versions of hotloop and torch, and hotloop's own source. What has no text that says everything (a higher-order
+operator and its subgraphs, say) is not cached. The next file is ``override.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -69,18 +70,19 @@ def graph_digest(
     storages: dict[int, int] = {}
     lines: list[str] = []
     for node in gm.graph.nodes:
-        arguments = _text((node.args, node.kwargs))
-        if arguments is None:
+        arguments, target = _text((node.args, node.kwargs)), _target(node)
+        if arguments is None or target is None:
             return None
-        lines.append(
-            f"{node.op} {node.name} {node.target} {arguments} {_value(node.meta.get('val'), storages)}"
-        )
+        value = _value(node.meta.get("val"), storages)
+        lines.append(f"{node.op} {node.name} {target} {arguments} {value}")
         lines.append(_short(node.meta.get("stack_trace")))
         if node.op == "get_attr":
             constant = _attribute(gm, str(node.target))
             if not isinstance(constant, torch.Tensor):
                 return None
-            lines.append(_value(constant, {}) + (repr(constant.tolist()) if constant.numel() <= 1 else ""))
+            lines.append(
+                _value(constant, storages) + (repr(constant.tolist()) if constant.numel() <= 1 else "")
+            )
     parts = {
         **settings,
         "graph": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
@@ -94,6 +96,17 @@ def graph_digest(
 def _short(text: str | None) -> str:
     """A stack trace's digest: the generated comments and messages quote the user's line."""
     return "" if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _target(node: torch.fx.Node) -> str | None:
+    """What a node calls or names, or ``None`` where its name may mean something else in another process."""
+    if node.op != "call_function":
+        return str(node.target)
+    if not isinstance(node.target, compat.OpOverload):
+        return f"operator.{node.target.__name__}" if node.target is operator.getitem else None
+    if node.target.namespace in ("aten", "prims"):
+        return str(node.target)
+    return f"{node.target} {compat.operator_arguments(node.target)}"
 
 
 def _text(value: Any) -> str | None:
@@ -146,18 +159,25 @@ def save(
             return
         paths[name] = path
     value = {"host": host, "functions": [[s, t, list(n)] for s, t, n in functions], "constants": paths}
-    cache.put_json(key, value, "graph")
+    cache.put(key, ".json", json.dumps(value).encode(), _name(parts), parts)
 
 
 def load(
-    cache: Cache, key: str, gm: torch.fx.GraphModule
+    cache: Cache, key: str, parts: Mapping[str, str], gm: torch.fx.GraphModule
 ) -> tuple[CompiledText, dict[str, torch.Tensor]] | None:
     """What was kept under the key, with the module's constants; any fault is a miss."""
-    value = cache.get_json(key, "graph")
+    data = cache.get(key, ".json", _name(parts), parts)
+    if data is None:
+        return None
     try:
-        assert isinstance(value, dict)
+        value = json.loads(data)
         functions = tuple((str(s), str(t), tuple(map(str, n))) for s, t, n in value["functions"])
         found = CompiledText(str(value["host"]), functions, dict(value["constants"]))
         return found, {name: _attribute(gm, path) for name, path in found.constants.items()}
-    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _name(parts: Mapping[str, str]) -> str:
+    """Under which a miss looks for the same graph compiled with something else changed."""
+    return f"graph {parts['kind']} {parts['graph'][:16]}"

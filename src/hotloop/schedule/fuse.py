@@ -34,8 +34,7 @@ MAX_MEMBERS = 48
 MAX_BUFFERS = 40
 MAX_GROUP_NODES = 900
 #: Operations that only share an input are fused when they are at most this many operations apart in the
-#: program:
-#: moving work further could keep buffers alive for longer than eager does.
+#: program: moving work further could keep buffers alive for longer than eager does.
 HORIZONTAL_REACH = 12
 
 
