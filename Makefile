@@ -6,11 +6,14 @@
 #   TORCH_INDEX  where the CPU build of torch lies. If it cannot be reached, torch comes from where pip is
 #                configured to look; `make test TORCH_INDEX=` asks there only
 #   ARGS         more arguments for pytest or for the benchmark, e.g. `make test ARGS="-k softmax"`
+#   WORKERS      processes that run the tests: a number, `auto` for one a core, or 0 for none beside pytest's
+#                own, e.g. `make test WORKERS=0 ARGS="--pdb -k softmax"`
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
+WORKERS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +26,7 @@ demo: $(STAMPS)/bench
 	$(BIN)/python benchmarks/demo.py $(ARGS)
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
