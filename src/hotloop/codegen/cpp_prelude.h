@@ -453,6 +453,10 @@ template <bool LOADS, int W, class T, class P> HL bool partial_move(P* p, vec<T,
     (void)p; (void)v; (void)n;
     return false;
 }
+template <int STEP, class T> HL void copy_first(T* to, const T* from, i64 n) {  // n < 2 STEP elements
+    if (n & STEP) { __builtin_memcpy(to, from, STEP * sizeof(T)); to += STEP; from += STEP; }
+    if constexpr (STEP > 1) copy_first<STEP / 2>(to, from, n);
+}
 template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n) {
     if constexpr (same<T, bf16>) return bf16_from_bits(load_partial<W>(&p->bits, n));
     else if constexpr (same<T, f16>) return f16_from_bits(load_partial<W>(&p->bits, n));
@@ -462,8 +466,7 @@ template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n) {
         vec<T, W> v = {};
         if (partial_move<true, W, T>(p, v, n)) return v;
         T part[W] = {};
-        if (__builtin_constant_p(n)) __builtin_memcpy(part, p, n * sizeof(T));
-        else for (i64 k = 0; k < n; k++) part[k] = p[k];
+        copy_first<W / 2>(part, p, n);
         return load<W>(part);
     }
 }
@@ -475,8 +478,7 @@ template <int W, class T> HL void store_partial(T* p, reg<T, W> v, i64 n) {
         if (n >= W) return store<W>(p, v);
         if (partial_move<false, W, T>(p, v, n)) return;
         T part[W]; store<W>(part, v);
-        if (__builtin_constant_p(n)) __builtin_memcpy(p, part, n * sizeof(T));
-        else for (i64 k = 0; k < n; k++) p[k] = part[k];
+        copy_first<W / 2>(p, part, n);
     }
 }
 template <int W> HL mask<W> load_mask(const void* p) {
@@ -542,55 +544,6 @@ template <int W, class T, class I> HL void scatter(T* p, I index, reg<T, W> v) {
     if constexpr (W == 1) store<1>(p + index, v);
     else { T part[W]; store<W>(part, v); for (int k = 0; k < W; k++) p[index[k]] = part[k]; }
 }
-// W rows of W elements, `stride` apart, as W columns: out[k] holds p[k], p[stride + k], ...
-#if HL_HAS(__builtin_shufflevector)
-template <class V> HL void transpose8(V (&r)[8]) {
-    V t[8], u[8];
-    for (int k = 0; k < 8; k += 2) {
-        t[k] = __builtin_shufflevector(r[k], r[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        t[k + 1] = __builtin_shufflevector(r[k], r[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    for (int k = 0; k < 8; k += 4) for (int j = 0; j < 2; j++) {
-        u[k + 2 * j] = __builtin_shufflevector(t[k + j], t[k + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-        u[k + 2 * j + 1] = __builtin_shufflevector(t[k + j], t[k + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    for (int k = 0; k < 4; k++) {
-        r[k] = __builtin_shufflevector(u[k], u[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        r[k + 4] = __builtin_shufflevector(u[k], u[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    }
-}
-template <class V> HL void transpose4(V (&r)[4]) {
-    V t[4];
-    for (int k = 0; k < 4; k += 2) {
-        t[k] = __builtin_shufflevector(r[k], r[k + 1], 0, 4, 2, 6);
-        t[k + 1] = __builtin_shufflevector(r[k], r[k + 1], 1, 5, 3, 7);
-    }
-    for (int k = 0; k < 2; k++) {
-        r[k] = __builtin_shufflevector(t[k], t[k + 2], 0, 1, 4, 5);
-        r[k + 2] = __builtin_shufflevector(t[k], t[k + 2], 2, 3, 6, 7);
-    }
-}
-#endif
-template <int W, class T> HL void load_transposed(const T* p, i64 stride, reg<T, W> (&out)[W]) {
-#if HL_HAS(__builtin_shufflevector)
-    if constexpr (W == 8 || W == 4) {
-        for (int k = 0; k < W; k++) out[k] = load<W>(p + k * stride);
-        if constexpr (W == 8) transpose8(out); else transpose4(out);
-    } else if constexpr (W == 16) {
-        for (int block = 0; block < 4; block++) {
-            int row = block / 2 * 8, column = block % 2 * 8;
-            reg<T, 8> r[8];
-            for (int k = 0; k < 8; k++) r[k] = load<8>(p + (row + k) * stride + column);
-            transpose8(r);
-            for (int k = 0; k < 8; k++) __builtin_memcpy((elem<reg<T, 8>>*)&out[column + k] + row, &r[k], sizeof r[k]);
-        }
-    } else
-#endif
-    for (int k = 0; k < W; k++) for (int j = 0; j < W; j++) {
-        auto x = load<1>(p + j * stride + k);
-        if constexpr (W == 1) out[k] = x; else out[k][j] = x;
-    }
-}
 // The lanes where m holds read p[k], the others are 0 and touch nothing.
 template <int W, class T, class M> HL reg<T, W> load_where(const T* p, M m) {
     if constexpr (W == 1) return m ? load<1>(p) : reg<T, W>(0);
@@ -615,6 +568,64 @@ template <class I> HL I checked_index(I index, i64 size, i32* error) {
     auto bad = mask_or(wrapped < splat<I>(0), wrapped >= n);
     if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 1, __ATOMIC_RELAXED); wrapped = select(bad, splat<I>(0), wrapped); }
     return wrapped;
+}
+
+// @section transpose needs: memory
+// rows x columns elements, rows `stride` apart, turned: out[c * pitch + r] = p[r * stride + c].
+#if HL_SHUFFLES
+// Lanes of a and b in turn, from the lower and the upper half of each 16 bytes.
+template <class V> HL V zip_low(V a, V b) {
+    constexpr int W = width<V>;
+    if constexpr (W == 16 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    else if constexpr (W == 16) return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
+    else if constexpr (W == 8 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    else if constexpr (W == 8) return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+    else if constexpr (W == 4 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    else if constexpr (W == 4) return __builtin_shufflevector(a, b, 0, 4, 2, 6);
+    else return __builtin_shufflevector(a, b, 0, 2);
+}
+template <class V> HL V zip_high(V a, V b) {
+    constexpr int W = width<V>;
+    if constexpr (W == 16 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    else if constexpr (W == 16) return __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
+    else if constexpr (W == 8 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    else if constexpr (W == 8) return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    else if constexpr (W == 4 && sizeof(V) == 16) return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    else if constexpr (W == 4) return __builtin_shufflevector(a, b, 1, 5, 3, 7);
+    else return __builtin_shufflevector(a, b, 1, 3);
+}
+// L lanes of one row, and with HALVES = 2 above them L lanes of the row L further on.
+template <int HALVES, class T, int L> HL vec<T, HALVES * L> row_halves(const T* p, i64 stride) {
+    vec<T, L> a = load<L>(p);
+    if constexpr (HALVES == 1) return a;
+    else {
+        vec<T, L> b = load<L>(p + L * stride);
+        if constexpr (L == 2) return __builtin_shufflevector(a, b, 0, 1, 2, 3);
+        else if constexpr (L == 4) return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+        else return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    }
+}
+#endif
+template <class E> static inline void transpose(const E* from, i64 stride, i64 rows, i64 columns, E* to, i64 pitch) {
+    typedef typename ints<sizeof(E)>::u T;
+    const T* p = (const T*)from; T* out = (T*)to;
+#if HL_SHUFFLES
+    constexpr int L = 16 / sizeof(T), HALVES = native_bytes >= 32 && L <= 8 ? 2 : 1, S = L * HALVES;
+    typedef vec<T, S> V;
+    // The last squares overlap those before.
+    if (rows >= S && columns >= L) for (i64 y = 0; y < rows; y += S) for (i64 x = 0; x < columns; x += L) {
+        i64 r = y + S <= rows ? y : rows - S, c = x + L <= columns ? x : columns - L;
+        V a[L], b[L];
+        for (int k = 0; k < L; k++) a[k] = row_halves<HALVES, T, L>(p + (r + k) * stride + c, stride);
+        for (int round = 1; round < L; round *= 2) {  // each round deals the rows out like a pack of cards
+            for (int k = 0; k < L / 2; k++) { b[2 * k] = zip_low(a[k], a[k + L / 2]); b[2 * k + 1] = zip_high(a[k], a[k + L / 2]); }
+            for (int k = 0; k < L; k++) a[k] = b[k];
+        }
+        for (int k = 0; k < L; k++) store<S>(out + (c + k) * pitch + r, a[k]);
+    }
+    else
+#endif
+    for (i64 r = 0; r < rows; r++) for (i64 c = 0; c < columns; c++) out[c * pitch + r] = p[r * stride + c];
 }
 
 // @section cast needs: small_floats

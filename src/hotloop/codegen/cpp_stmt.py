@@ -16,7 +16,7 @@ The next file is ``cpp.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -67,6 +67,19 @@ def _uses(body: Sequence[Stmt]) -> Counter[Expr]:
     return count
 
 
+def _replaced(body: Sequence[Stmt], new: Mapping[Expr, Expr]) -> tuple[Stmt, ...]:
+    """Stores and lets with other expressions in the place of some."""
+    memo = dict(new)
+
+    def value(e: Expr) -> Expr:
+        got = memo.get(e)
+        if got is None:
+            got = memo[e] = ex.rebuild(e, tuple(map(value, e.args)))
+        return got
+
+    return tuple(replace(s, value=value(s.value)) for s in body if isinstance(s, (Let, Store)))
+
+
 def _trip(loop: Loop) -> int | None:
     """The number of iterations, where it is constant."""
     n = ix.as_index(loop.stop) - loop.start
@@ -75,8 +88,10 @@ def _trip(loop: Loop) -> int | None:
 
 def _most(loop: Loop) -> int:
     """A bound on the number of iterations."""
-    n = ix.as_index(loop.stop) - loop.start
-    return max(0, n.hi) if n.hi is not None else 1 << 40
+    stop = ix.as_index(loop.stop)
+    # Of a block that may be cut short, each side of the minimum is a bound.
+    sizes = [n - loop.start for n in (stop.args if stop.kind == "min" else (stop,))]
+    return max(0, min((n.hi for n in sizes if n.hi is not None), default=1 << 40))
 
 
 def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
@@ -393,7 +408,7 @@ class StatementPrinter:
             return []
         if any(s.var in ix.as_index(e).free_vars for e in (inner.start, inner.stop)):
             return []
-        if _most(s) < self.width or _most(inner) < self.width:
+        if self.width == 1 or min(_most(s), _most(inner)) < self.width:
             return []
         stored = {t.buffer for t in inner.body if isinstance(t, Store)}
         found: dict[Expr, None] = {}
@@ -412,48 +427,28 @@ class StatementPrinter:
                             and not list(ix.indirect_atoms(i))
                         ):
                             found[n] = None
-        return list(found)
+        size = _most(s) * (_most(inner) + self.width)
+        return list(found) if sum(n.dtype.itemsize for n in found) * size <= 2 * STACK else []
 
     def _transposing_loop(self, s: Loop) -> None:
-        """A tile in squares: each is read along its rows, turned in registers, and used column by column."""
-        v, w = self.values, self.width
-        inner = s.body[0]
+        """A tile: what lies across the grain is turned into scratch first, and read from there in rows."""
+        v, inner = self.values, s.body[0]
         assert isinstance(inner, Loop)
-        rows, columns = s.var.name, inner.var.name
-        row_end, column_end = v.fresh(f"{rows}_end"), v.fresh(f"{columns}_end")
-        squares, rest = v.fresh(f"{rows}_square"), v.fresh(f"{columns}_square")
-        at = v.index()
+        pitch = -(-_most(inner) // self.width) * self.width
         self.writer.open("")
-        self.writer.line(f"const i64 {row_end} = {at.scalar(s.stop).text};")
-        self.writer.line(f"const i64 {column_end} = {at.scalar(inner.stop).text};")
-        self.writer.line(f"i64 {squares} = {at.scalar(s.start).text};")
-        self.writer.open(f"for (; {squares} + {w} <= {row_end}; {squares} += {w})")
-        self.writer.line(f"i64 {rest} = {at.scalar(inner.start).text};")
-        self.writer.open(f"for (; {rest} + {w} <= {column_end}; {rest} += {w})")
-        self.writer.line(f"const i64 {columns} = {rest};")
-        v.set_lanes(Lanes(w, inner.var))
-        v.frames.append(Frame())
-        corner = ix.var(squares, s.var.extent)
+        turned: dict[Expr, Expr] = {}
         for n in self._transposed(s):
-            i = ix.substitute(n.indices[0], {s.var: corner})
-            name, step = v.fresh("square"), ix.coefficient(i, inner.var)
-            self.writer.line(f"{vector_type(n.dtype, w)} {name}[{w}];")
-            self.writer.line(f"load_transposed<{w}>({v.pointer(n.buffer, i)}, {step}, {name});")
-            v.define(n, Code(f"{name}[{rows} - {squares}]", vector=True))
-        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {squares} + {w}; {rows}++)")
-        self.body(inner.body)
-        self.writer.close()
-        v.frames.pop()
-        self.writer.close()
-        v.set_lanes(Lanes(1))
-        # What the squares leave at the right, then at the bottom.
-        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {squares} + {w}; {rows}++)")
-        self._elements(inner, f"i64 {columns} = {rest}", column_end)
-        self.writer.close()
-        self.writer.close()
-        self.writer.open(f"for (i64 {rows} = {squares}; {rows} < {row_end}; {rows}++)")
-        self._vector_loop(inner)
-        self.writer.close()
+            i, name = n.indices[0], v.fresh("tile")
+            v.dtypes[name] = n.dtype
+            at = v.index()
+            rows, columns = (at.scalar(ix.as_index(t.stop) - t.start).text for t in (inner, s))
+            corner = v.pointer(n.buffer, ix.substitute(i, {s.var: s.start, inner.var: inner.start}))
+            self.writer.line(f"alignas(64) {ex.dtype_name(n.dtype)} {name}[{_most(s) * pitch}];")
+            step = ix.coefficient(i, inner.var)
+            self.writer.line(f"transpose({corner}, {step}, {rows}, {columns}, {name}, {pitch});")
+            place = (s.var - s.start) * pitch + inner.var - inner.start
+            turned[n] = ex.load(name, (place,), n.dtype)
+        self._serial_loop(replace(s, body=(replace(inner, body=_replaced(inner.body, turned)),)))
         self.writer.close()
 
     # --- vector loops ---------------------------------------------------------------------------------------

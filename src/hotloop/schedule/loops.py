@@ -37,8 +37,11 @@ from .simplify import extents
 
 __all__ = ["Machine", "build_kernel"]
 
-#: A tile's edge, in elements, where one operand is walked across the grain: two lines of cache for float32.
-TILE = 32
+#: A tile's edge, in bytes and in elements, where one operand is walked across the grain: long enough for the
+#: prefetchers, short enough for what is turned to stay in the L1 or L2 cache.
+TILE_BYTES, TILE = 256, (32, 128)
+#: Tiles are not worth it along an axis shorter than this.
+SHORT = 16
 #: A vector loop is cut at mask borders into at most this many pieces.
 MAX_PIECES = 6
 
@@ -304,7 +307,7 @@ class _Loops:
         """The axis along which an access is contiguous that the vector axis strides over, if tiling will
         help."""
         assert self.vector is not None
-        if int(self.vector.extent) < TILE // 2:  # type: ignore[arg-type]
+        if int(self.vector.extent) < SHORT:  # type: ignore[arg-type]
             return None
         votes: dict[Index, int] = {}
         for i in _all_indices(self.nest):
@@ -312,7 +315,7 @@ class _Loops:
             if c is None or c in (0, 1):
                 continue
             for a in rest:
-                if ix.coefficient(i, a) == 1 and int(a.extent) >= TILE // 2:  # type: ignore[arg-type]
+                if ix.coefficient(i, a) == 1 and int(a.extent) >= SHORT:  # type: ignore[arg-type]
                     votes[a] = votes.get(a, 0) + 1
         return max(votes, key=lambda a: votes[a]) if votes else None
 
@@ -320,14 +323,17 @@ class _Loops:
         v = self.vector
         assert v is not None
         body: tuple[Stmt, ...] = (*self.nest.scratch, *self.point())
+        edge = self.tile_edge(extents(rest), (int(v.extent), int(across.extent)))  # type: ignore[arg-type]
         blocks: list[Index] = []
         for axis, kind in ((v, "vector"), (across, "serial")):
             extent = int(axis.extent)  # type: ignore[arg-type]
-            block = ix.var(f"{axis.name}t", -(-extent // TILE))
-            stop: IndexLike = block * TILE + TILE
-            if extent % TILE:
+            count = -(-extent // edge)
+            size = -(-extent // (8 * count)) * 8  # about equal ones
+            block = ix.var(f"{axis.name}t", count)
+            stop: IndexLike = block * size + size
+            if extent % size:
                 stop = ix.minimum(stop, extent)
-            body = (Loop(axis, block * TILE, stop, kind, body),)
+            body = (Loop(axis, block * size, stop, kind, body),)
             blocks.append(block)
         # All block loops and outer loops are independent: collapse them.
         for block in blocks:
@@ -335,6 +341,18 @@ class _Loops:
         for a in reversed(rest):
             body = (Loop(a, 0, a.extent, "parallel", body),)
         return body
+
+
+    def tile_edge(self, outer: int, sizes: tuple[int, int]) -> int:
+        """The edge of the tiles, by the widest element moved; smaller ones where some threads would have none."""
+        moved = [s.value for s in _nest_statements(self.nest) if isinstance(s, Store)]
+        widest = max(e.dtype.itemsize for root in moved for e in (root, *ex.loads(root)))
+        edge = max(TILE[0], min(TILE[1], TILE_BYTES // widest))
+        if outer * sizes[0] * sizes[1] < 1 << 15:  # for one thread anyway
+            return edge
+        while edge > TILE[0] and outer * -(-sizes[0] // edge) * -(-sizes[1] // edge) < self.enough:
+            edge //= 2
+        return edge
 
 
 def _block_size(extent: int, enough: int, least: int) -> int:
