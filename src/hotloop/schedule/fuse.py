@@ -333,11 +333,14 @@ def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:
         return first
     divided = _split(plain)
     wider = split_group(g)
-    for group, q in ((g, divided), (wider, plain), (wider, divided)):
-        if (group is not g or q is not plain) and not (group is wider and wider is g):
-            joined = _join(p, group, q)
-            if isinstance(joined, Group):
-                return joined
+    tried = {(g, plain)}
+    for group, q in ((g, divided), (wider, plain), (wider, divided), (_split_by_radix(g, plain), plain)):
+        if (group, q) in tried:
+            continue
+        tried.add((group, q))
+        joined = _join(p, group, q)
+        if isinstance(joined, Group):
+            return joined
     return first
 
 
@@ -399,12 +402,41 @@ def _match_axes(g: Group, q: _Prepared) -> dict[Index, Index] | str:
 
 
 def _unify(mapping: dict[Index, Index], mine: tuple[Index, ...], theirs: tuple[Index, ...]) -> None:
+    """Tie variables to axes that take the same place in two indices of one buffer."""
     if len(mine) != len(theirs):
         return
     for a, b in zip(mine, theirs, strict=True):
-        if a.kind == "var" and b.kind == "var" and a.extent == b.extent:
-            if a not in mapping and b not in mapping.values():
-                mapping[a] = b
+        others = {c: atom for atom, c in ix.linear_terms(b)[1]}
+        for v, c in ix.linear_terms(a)[1]:
+            axis = others.get(c)
+            if axis is None or v.kind != "var" or axis.kind != "var" or v.extent != axis.extent:
+                continue
+            if v not in mapping and axis not in mapping.values():
+                mapping[v] = axis
+
+
+def _split_by_radix(g: Group, q: _Prepared) -> Group:
+    """The group with an axis split where the operation walks a stored buffer in mixed radix.
+
+    A window partition reads row ``(7 * a + b) * 56 + 7 * c + d`` of a layer norm: its rows are 8 * 7 * 8 * 7 axes.
+    """
+    stored = {m.op.out: m.store for m in g.members}
+    parts: dict[Index, tuple[Index, tuple[Index, ...]]] = {}
+    for n in ex.loads(q.body):
+        for mine, theirs in zip(n.indices, stored.get(n.buffer, ()), strict=False):
+            if theirs not in g.axes or theirs in parts:
+                continue
+            constant, terms = ix.linear_terms(mine)
+            chain = sorted(terms, key=lambda t: t[1])
+            if constant or len(chain) < 2 or any(v.kind != "var" for v, _ in chain):
+                continue
+            size = 1
+            for v, c in chain:
+                size = size * int(v.extent) if c == size else -1
+            if size == theirs.extent:
+                own = tuple(ix.var(f"{theirs.name}_{j}", v.extent) for j, (v, _) in enumerate(chain))
+                parts[theirs] = (ix.linearize(own, [c for _, c in chain]), tuple(reversed(own)))
+    return substitute_axes(g, parts)
 
 
 def _check_reads(p: LoopProgram, g: Group, new: Member) -> str | None:

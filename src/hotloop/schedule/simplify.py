@@ -8,7 +8,7 @@ has to exist in memory anyway is read, not computed again. The next file is ``fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -210,7 +210,7 @@ def split_reductions(p: LoopProgram, threads: int) -> LoopProgram:
     ops: list[Op] = []
     buffers = dict(p.buffers)
     for op in p.ops:
-        parts = _split_factor(op, threads) if isinstance(op, Reduce) else None
+        parts = _split_factor(op, buffers, threads) if isinstance(op, Reduce) else None
         if parts is None or not isinstance(op, Reduce):
             ops.append(op)
             continue
@@ -232,20 +232,40 @@ def _row_major(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
     return tuple(reversed(out))
 
 
-def _split_factor(op: Reduce, threads: int) -> tuple[int, int] | None:
+def _split_factor(op: Reduce, buffers: Mapping[str, Buffer], threads: int) -> tuple[int, int] | None:
     """The reduced variable to split and into how many parts, or ``None`` where splitting does not pay."""
     rows, terms = extents(op.vars), extents(op.reduce_vars)
-    if op.kind not in _SPLITTABLE or rows * terms < SPLIT_MIN_POINTS or rows >= 4 * threads or terms < 4096:
+    if op.kind not in _SPLITTABLE or rows * terms < SPLIT_MIN_POINTS:
         return None
-    want = max(2, min(64, 8 * threads // rows, terms // 1024))
+    # Rows are divided over threads one by one; columns, whose lanes lie side by side, in blocks.
+    columns = rows >= COLUMN_BLOCK and _runs_down_columns(op, buffers)
+    units = rows // COLUMN_BLOCK if columns else rows
+    if units >= (2 if columns else 4) * threads or terms < (64 if columns else 4096):
+        return None
+    want = max(2, min(64, -(-8 * threads // units), terms // (32 if columns else 1024)))
     for k, v in enumerate(op.reduce_vars):
-        n = int(v.extent)  # type: ignore[arg-type]
+        n = int(v.extent)
         fits = [d for d in range(2, 4 * want + 1) if n % d == 0]
         if fits:
             best = min(fits, key=lambda d: abs(d - want))
             if best >= threads or best * 2 >= want:
                 return k, best
     return None
+
+
+#: Columns that one thread reduces at a time: a few vectors, so that each row's visit reads whole cache lines.
+COLUMN_BLOCK = 64
+
+
+def _runs_down_columns(op: Reduce, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the largest operand is contiguous along a kept variable and not along a reduced one."""
+    reads = sorted(ex.loads(op.body), key=lambda n: buffers[n.buffer].nbytes)
+    if not reads:
+        return False
+    b = buffers[reads[-1].buffer]
+    flat = ix.linearize(reads[-1].indices, b.strides)
+    kept = any(ix.coefficient(flat, v) == 1 and v.extent != 1 for v in op.vars)
+    return kept and not any(ix.coefficient(flat, v) == 1 and v.extent != 1 for v in op.reduce_vars)
 
 
 def _split(op: Reduce, k: int, factor: int, name: str, out: Buffer) -> tuple[Reduce, Reduce]:
