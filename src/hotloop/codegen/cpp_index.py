@@ -7,8 +7,8 @@ positions are ``i64``; a vector of them has ``i32`` lanes wherever the range all
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from hotloop.errors import CompileError
 from hotloop.ir import index as ix
@@ -73,7 +73,7 @@ class IndexPrinter:
         if e.kind == "sum":
             return self._scalar_sum(e)
         if e.kind == "mul":
-            return Code(" * ".join(self._scalar(a).at(MUL) for a in e.args), MUL)
+            return _product([self._scalar(a) for a in e.args])
         if e.kind == "indirect":
             return self.indirect(e, None)
         a, b = e.args
@@ -120,20 +120,20 @@ class IndexPrinter:
         for a, c in terms:
             if a is self.var or self.uniform(a):
                 same = same + a * c
-        parts: list[str] = []
+        parts: list[Code] = []
         if step:
             by = f", {step}" if step != 1 else ""
-            parts.append(f"iota<{elem}, {self.lanes}>({self._scalar(same).text}{by})")
+            parts.append(Code(f"iota<{elem}, {self.lanes}>({self._scalar(same).text}{by})"))
         for a, c in terms:
             if a is not self.var and not self.uniform(a):
                 atom = self._vector_atom(a, elem)
-                parts.append(
-                    atom.at(ADD) if c == 1 else f"{self._number(c, elem)} * {atom.at(UNARY_OPERAND)}"
-                )
+                parts.append(atom if c == 1 else _product([Code(self._number(c, elem)), atom]))
         if not step and not (same.is_const and same.value == 0):
-            text = self._scalar(same)
-            parts.append(self._number(same.value, elem) if same.is_const else f"{elem}({text.text})")
-        return Code(" + ".join(parts), ADD if len(parts) > 1 else MUL if "*" in parts[0] else 4, True)
+            text = self._scalar(same).text
+            parts.append(Code(self._number(same.value, elem) if same.is_const else f"{elem}({text})"))
+        if len(parts) == 1:
+            return replace(parts[0], vector=True)
+        return Code(" + ".join(part.at(ADD) for part in parts), ADD, True)
 
     @staticmethod
     def _number(c: int, elem: str) -> str:
@@ -143,9 +143,9 @@ class IndexPrinter:
         if e.kind == "indirect":
             return self.indirect(e, elem)
         if e.kind == "mul":
-            vectors = [self._plain(a, elem).at(MUL) for a in e.args if not self.uniform(a)]
-            scalars = [f"{elem}({self._scalar(a).text})" for a in e.args if self.uniform(a)]
-            return Code(" * ".join(vectors + scalars), MUL, True)
+            vectors = [self._plain(a, elem) for a in e.args if not self.uniform(a)]
+            scalars = [Code(f"{elem}({self._scalar(a).text})") for a in e.args if self.uniform(a)]
+            return replace(_product(vectors + scalars), vector=True)
         a, b = e.args
         if e.kind in ("min", "max"):
             name = "minimum" if e.kind == "min" else "maximum"
@@ -170,6 +170,13 @@ class IndexPrinter:
 
 
 UNARY_OPERAND = 3
+
+
+def _product(factors: Sequence[Code]) -> Code:
+    """A product; ``a / b`` as a later factor needs brackets, since C++ works from left to right."""
+    first, *rest = factors
+    return Code(" * ".join([first.at(MUL), *(f.at(UNARY_OPERAND) for f in rest)]), MUL)
+
 
 _COMBINE = {"mul": ix.mul, "div": ix.floordiv, "mod": ix.mod, "min": ix.minimum, "max": ix.maximum}
 

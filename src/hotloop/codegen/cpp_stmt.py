@@ -4,8 +4,8 @@ What comes in: the body of a kernel. What goes out: C++ lines. What holds in bet
 
 * A vector loop is printed as up to three: one over several vectors an iteration, one over single vectors, and
   what is left over: as a last vector that does some elements again, where that changes nothing; or as one of
-  which some lanes count; or, where the body reads or divides in ways that the other lanes must not, one element
-  at a time.
+  which some lanes count; or, where the body reads or divides in ways that the other lanes must not, one
+  element at a time.
 * Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not
   pile up.
 * What does not change in a loop is computed before it.
@@ -508,7 +508,8 @@ class StatementPrinter:
 
     @staticmethod
     def _repeatable(s: Loop) -> bool:
-        """Whether an iteration may be done twice: it reads nothing that the loop writes, and adds to nothing."""
+        """Whether an iteration may be done twice: it reads nothing that the loop writes, and adds to
+        nothing."""
         inside = list(statements(s.body))
         own = {t.name for t in inside if isinstance(t, Init)}
         stored = {t.buffer for t in inside if isinstance(t, Store)}

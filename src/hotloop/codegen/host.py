@@ -1,9 +1,9 @@
 """The host program: the Python that binds a schedule's kernels to memory and calls them.
 
-What comes in: a ``Schedule`` whose kernels are printed. What goes out: the text of a Python module with one function
-``build(rt)`` that returns the callable. What holds in between: everything that can be known at compile time is a
-literal in the text; a call allocates outputs, takes one arena, and runs the steps. The next folder is ``runtime/``,
-whose ``program.py`` executes the text and provides ``rt``.
+What comes in: a ``Schedule`` whose kernels are printed. What goes out: the text of a Python module with one
+function ``build(rt)`` that returns the callable. What holds in between: everything that can be known at
+compile time is a literal in the text; a call allocates outputs, takes one arena, and runs the steps. The next
+folder is ``runtime/``, whose ``program.py`` executes the text and provides ``rt``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Host:
             "\n"
         )
 
-    # --- inputs and outputs -------------------------------------------------------------------------------------
+    # --- inputs and outputs ---------------------------------------------------------------------------------
 
     def last_uses(self) -> dict[int, list[str]]:
         """Nothing is freed early among the inputs: the caller decides how long they live."""
@@ -111,7 +111,7 @@ class _Host:
     def output(self, o: Any) -> str:
         return self.tensor(o, fresh=True) if isinstance(o, ViewRef) else repr(o)
 
-    # --- naming memory ------------------------------------------------------------------------------------------
+    # --- naming memory --------------------------------------------------------------------------------------
 
     def base(self, name: str) -> Buffer:
         b = self.p.buffers[name]
@@ -190,7 +190,7 @@ class _Host:
         place = self.s.placements[b.name]
         return (place.offset // v.dtype.itemsize if place.kind == "arena" else 0) + int(str(v.offset))
 
-    # --- steps --------------------------------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------------------
 
     def kernel(self, step: KernelCall) -> None:
         name = step.kernel.name
@@ -231,8 +231,9 @@ class _Host:
     def check_strides(self, b: Buffer) -> None:
         """The kernels were made for the strides that the operator announced: a copy where it gave others."""
         self.setup["restride"] = "rt.restride"
+        sizes, strides = _tuple(b.sizes), _tuple(b.strides)
         self.body.append(
-            f"if {b.name}.stride() != {_tuple(b.strides)}: {b.name} = restride({b.name}, {_tuple(b.sizes)}, {_tuple(b.strides)})"
+            f"if {b.name}.stride() != {strides}: {b.name} = restride({b.name}, {sizes}, {strides})"
         )
 
     def target(self, target: Any) -> str:
@@ -278,7 +279,7 @@ class _Host:
                     del self.views[v]
             self.body.append(f"del {', '.join(gone)}")
 
-    # --- text ---------------------------------------------------------------------------------------------------
+    # --- text -----------------------------------------------------------------------------------------------
 
     def assemble(self) -> str:
         lines = [

@@ -418,7 +418,8 @@ def _unify(mapping: dict[Index, Index], mine: tuple[Index, ...], theirs: tuple[I
 def _split_by_radix(g: Group, q: _Prepared) -> Group:
     """The group with an axis split where the operation walks a stored buffer in mixed radix.
 
-    A window partition reads row ``(7 * a + b) * 56 + 7 * c + d`` of a layer norm: its rows are 8 * 7 * 8 * 7 axes.
+    A window partition reads row ``(7 * a + b) * 56 + 7 * c + d`` of a layer norm: its rows are 8 * 7 * 8 * 7
+    axes.
     """
     stored = {m.op.out: m.store for m in g.members}
     parts: dict[Index, tuple[Index, tuple[Index, ...]]] = {}
@@ -432,7 +433,7 @@ def _split_by_radix(g: Group, q: _Prepared) -> Group:
                 continue
             size = 1
             for v, c in chain:
-                size = size * int(v.extent) if c == size else -1
+                size = size * int(v.extent) if c == size else -1  # type: ignore[arg-type]
             if size == theirs.extent:
                 own = tuple(ix.var(f"{theirs.name}_{j}", v.extent) for j, (v, _) in enumerate(chain))
                 parts[theirs] = (ix.linearize(own, [c for _, c in chain]), tuple(reversed(own)))

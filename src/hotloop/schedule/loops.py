@@ -175,7 +175,8 @@ def _stride(i: Index, axis: Index) -> float:
 
 
 def _atom_step(atom: Index, axis: Index) -> float:
-    """A step of ``min``, ``max``, a quotient or a remainder in the middle of an axis; 1 where it is not known."""
+    """A step of ``min``, ``max``, a quotient or a remainder in the middle of an axis; 1 where it is not
+    known."""
     if atom.kind in ("var", "indirect"):
         return 1.0
     at = int(axis.extent) // 2  # type: ignore[arg-type]
@@ -342,9 +343,9 @@ class _Loops:
             body = (Loop(a, 0, a.extent, "parallel", body),)
         return body
 
-
     def tile_edge(self, outer: int, sizes: tuple[int, int]) -> int:
-        """The edge of the tiles, by the widest element moved; smaller ones where some threads would have none."""
+        """The edge of the tiles, by the widest element moved; smaller ones where some threads would have
+        none."""
         moved = [s.value for s in _nest_statements(self.nest) if isinstance(s, Store)]
         widest = max(e.dtype.itemsize for root in moved for e in (root, *ex.loads(root)))
         edge = max(TILE[0], min(TILE[1], TILE_BYTES // widest))

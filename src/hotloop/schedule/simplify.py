@@ -244,7 +244,7 @@ def _split_factor(op: Reduce, buffers: Mapping[str, Buffer], threads: int) -> tu
         return None
     want = max(2, min(64, -(-8 * threads // units), terms // (32 if columns else 1024)))
     for k, v in enumerate(op.reduce_vars):
-        n = int(v.extent)
+        n = int(v.extent)  # type: ignore[arg-type]
         fits = [d for d in range(2, 4 * want + 1) if n % d == 0]
         if fits:
             best = min(fits, key=lambda d: abs(d - want))
