@@ -146,7 +146,7 @@ class Config:
         False, 'One kernel per operator, for finding a fault; what backend="hotloop_unfused" sets.', code=True
     )
     parallel_threshold: int = _option(
-        1 << 17,
+        1 << 18,
         "Bytes of work (read and written) below which a kernel runs on one thread.",
         code=True,
         minimum=0,
