@@ -13,7 +13,7 @@ packing: 0.42 us a call with 3 of them, 0.61 with 6, 0.98 with 12; ``c_int64`` c
 assigned each time 0.57, 0.68, 0.90.
 
 The next file is ``cpp_writer.py``, then ``cpp_index.py``, ``cpp_expr.py``, ``cpp_accumulators.py``,
-``cpp_stmt.py``; the words the code is written in are in ``cpp_prelude.h`` and ``cpp_math.h``.
+``cpp_stmt.py``; the words the code is written in are in ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _HEAD = '''"""{name}: what hotloop generated for one graph.
     python output_code.py            checks it against fx_graph_runnable.py beside it, and times it
     HOTLOOP_OVERRIDE=<its folder>    makes the compiler take this file, as edited, for the same graph
 
-The words of the kernels (load, splat, exp, ...) are in hotloop/codegen/cpp_prelude.h and cpp_math.h.
+The words of the kernels (load, splat, exp, ...) are in hotloop/codegen/cpp_*.h, starting with cpp_prelude.h.
 """
 
 import torch
