@@ -88,7 +88,8 @@ def test_index(name: str, dtype: torch.dtype) -> None:
 
 def test_index_of_nothing_and_by_nothing() -> None:
     check(lambda x, i: (x[i], x[:, i]), data(3, 3), positions(3, 0), exact=True)
-    check(lambda x, i: x[:, i], data(0, 3), positions(3, 4), exact=True)
+    # Left to PyTorch, which raises where a position is out of range of an empty table.
+    check(lambda x, i: x[:, i], data(0, 3), positions(3, 4), own=False, exact=True)
 
 
 def test_boolean_masks_stay_with_pytorch() -> None:
