@@ -570,6 +570,11 @@ def test_floats_against_eager(build: Build, level: SimdLevel, dtype: str) -> Non
 MEMORY = """
 extern "C" void partial_T(const T* x, T* out, i64 n) { store_partial<W_>(out, load_partial<W_>(x, n), n); }
 extern "C" void strided_T(const T* x, T* out, i64 s) { store_strided<W_>(out, s, load_strided<W_>(x, s)); }
+extern "C" void even_T(const T* x, T* out) { store<W_>(out, load_strided<W_>(x, 2)); }
+extern "C" void backward_T(const T* x, T* out) { store<W_>(out, load_strided<W_>(x + W_ - 1, -1)); }
+extern "C" void rest_T(const T* x, T* out) { store_partial<W_>(out, load_partial<W_>(x, W_ / 2), W_ / 2); }
+extern "C" void turned_T(const T* x, T* out, i64 rows, i64 columns) {
+    transpose(x, 37, rows, columns, out, 40); }
 extern "C" void gathered_T(const T* x, T* out, const i64* at) { store<W_>(out, gather<W_>(x, load<W_>(at))); }
 """
 
@@ -581,9 +586,22 @@ def memory_text(level: SimdLevel) -> str:
 
 @levels("scalar", "avx2", "avx512")
 def test_memory(build: Build, level: SimdLevel) -> None:
-    library = build(memory_text(level), {"memory", "gather"}, level)
+    library = build(memory_text(level), {"memory", "gather", "transpose"}, level)
     for t, dtype in DTYPES.items():
         lanes = cpp_text.lanes(level, 4 if t in ("bf16", "f16") else SIZES[t])
+        ramp = torch.arange(1, 2 * lanes)
+        exact = ramp.to(dtype)
+        for name, want in (
+            ("even", ramp[::2]),
+            ("backward", ramp[:lanes].flip(0)),
+            ("rest", ramp[: lanes // 2]),
+        ):
+            out = torch.zeros(lanes + 1, dtype=dtype)
+            library[f"{name}_{t}"](ctypes.c_void_p(exact.data_ptr()), ctypes.c_void_p(out.data_ptr()))
+            assert torch.equal(out[: len(want)], want.to(dtype)) and not out[len(want) :].double().any(), (
+                name,
+                t,
+            )
         x = torch.arange(1, 101).to(dtype)
         for n in range(lanes + 1):
             out = torch.zeros(100, dtype=dtype)
@@ -601,6 +619,23 @@ def test_memory(build: Build, level: SimdLevel) -> None:
         at = torch.randperm(100)[:lanes]
         library[f"gathered_{t}"](*(ctypes.c_void_p(v.data_ptr()) for v in (x, out, at)))
         assert out[:lanes].tolist() == x.double()[at].to(dtype).tolist()
+
+
+@levels("scalar", "avx2", "avx512")
+def test_transpose(build: Build, level: SimdLevel) -> None:
+    library = build(memory_text(level), {"memory", "gather", "transpose"}, level)
+    for t, dtype in DTYPES.items():
+        x = torch.randint(0, 100, (40, 37), generator=torch.Generator().manual_seed(1)).to(dtype)
+        for rows, columns in ((1, 1), (3, 37), (8, 8), (16, 32), (17, 23), (40, 37), (37, 5), (20, 16)):
+            out = torch.full((40, 40), 101).to(dtype)
+            library[f"turned_{t}"](
+                *(ctypes.c_void_p(v.data_ptr()) for v in (x, out)),
+                ctypes.c_int64(rows),
+                ctypes.c_int64(columns),
+            )
+            want = torch.full((40, 40), 101).to(dtype)
+            want[:columns, :rows] = x[:rows, :columns].t()
+            assert torch.equal(out, want), (t, rows, columns)
 
 
 MASKS = """
