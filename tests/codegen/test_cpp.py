@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -833,6 +834,22 @@ extern "C" i64 softmax_2048_1024_float32(const f32* __restrict in0, f32* __restr
 }
 """
     )
+
+
+@levels
+def test_in_place_no_element_is_done_twice(level: str, cache: Cache) -> None:
+    """A vector that overlaps the one before may do the rest, but not where that changed its input."""
+    for n in (9, 11, 13, 17, 23, 45, 100):
+        v = i("i0", n)
+        body = vector(v, Store("out0", v, ex.call("add", load("in0", v), f(1.0))))
+        made = kernel(f"k{n}", "in0:float32 out0:float32", [body])
+        made = replace(made, params=tuple(replace(p, restrict=False) for p in made.params))
+        case = Case(made, noise(n), noise(n), exact=True)
+        check([case], level, cache)
+        memory = case.buffers[0].clone()
+        function = build([case], level, cache)[made.name]
+        assert function(ctypes.c_void_p(memory.data_ptr()), ctypes.c_void_p(memory.data_ptr())) == 0
+        assert torch.equal(memory, case.buffers[0] + 1)
 
 
 def test_no_tail_where_none_is_left() -> None:

@@ -146,7 +146,8 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
     taken |= {t.var.name for t in inside if isinstance(t, Loop)}
     taken |= {t.name for t in inside if isinstance(t, (Let, Init, Scratch))}
     values = ExprPrinter(writer, {p.name: p.dtype for p in k.params}, taken)
-    StatementPrinter(writer, values, lane_count(k, level), k.parallel and openmp).body(k.body)
+    shared = frozenset(p.name for p in k.params if not p.restrict)
+    StatementPrinter(writer, values, lane_count(k, level), k.parallel and openmp, shared).body(k.body)
     body = writer.lines()
     if any("&error" in line for line in body):
         body = ["i32 error = 0;", *body, "return error;"]

@@ -105,13 +105,16 @@ def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
 
 
 class StatementPrinter:
-    """Prints the body of one kernel into a writer."""
+    """Prints the body of one kernel into a writer. Parameters in ``shared`` may be the same memory."""
 
-    def __init__(self, writer: Writer, values: ExprPrinter, lanes: int, parallel: bool) -> None:
+    def __init__(
+        self, writer: Writer, values: ExprPrinter, lanes: int, parallel: bool, shared: frozenset[str]
+    ) -> None:
         self.writer = writer
         self.values = values
         self.width = lanes
         self.parallel = parallel
+        self.shared = shared
         self._accumulators: dict[str, Accumulator] = {}
         self._inside_parallel = False
 
@@ -506,13 +509,14 @@ class StatementPrinter:
                         return False
         return True
 
-    @staticmethod
-    def _repeatable(s: Loop) -> bool:
+    def _repeatable(self, s: Loop) -> bool:
         """Whether an iteration may be done twice: it reads nothing that the loop writes, and adds to
         nothing."""
         inside = list(statements(s.body))
         own = {t.name for t in inside if isinstance(t, Init)}
         stored = {t.buffer for t in inside if isinstance(t, Store)}
+        if stored & self.shared:
+            stored |= self.shared
         for t in inside:
             if isinstance(t, Scratch) or (isinstance(t, Accumulate) and t.name not in own):
                 return False
