@@ -2,15 +2,17 @@
 
     python benchmarks/serial_threshold.py
 
-The default of ``config.parallel_threshold`` is the size at which the two curves cross on two cores. Next: ``demo.py``.
+The default of ``config.parallel_threshold`` is the size at which the two curves cross on two cores. Next:
+``demo.py``.
 """
 
 from __future__ import annotations
 
 import time
 
-import harness
 import torch
+
+import harness
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
 BYTES_PER_ELEMENT = 16  # three float32 operands and the result
