@@ -33,6 +33,8 @@ __all__ = ["Group", "Member", "fuse"]
 MAX_MEMBERS = 48
 MAX_BUFFERS = 40
 MAX_GROUP_NODES = 900
+#: A kernel's values are trees that every later stage goes down by calling itself, and the C++ compiler too.
+MAX_GROUP_DEPTH = 120
 #: Operations that only share an input are fused when they are at most this many operations apart in the
 #: program: moving work further could keep buffers alive for longer than eager does.
 HORIZONTAL_REACH = 12
@@ -82,6 +84,7 @@ class _Open:
         self.step = step
         self.before = 0  # bit mask of the steps this one transitively waits for
         self.nodes = 0
+        self.depths: dict[str, int] = {}  # of each value that a tree may contain, how deep it is nested itself
         self.buffers: set[str] = set()
 
 
@@ -121,7 +124,10 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             impure = chosen
         opened = steps[chosen]
         opened.last = position
-        opened.nodes += 0 if isinstance(op, Extern) else sum(1 for _ in ex.walk(op.body))
+        if not isinstance(op, Extern):
+            opened.nodes += sum(1 for _ in ex.walk(op.body))
+            if isinstance(op, Pointwise):  # a reduction's result is a leaf
+                opened.depths[op.out] = _depth(opened, op)
         for b in op_reads(op):
             base = base_of(p.buffers, b)
             opened.buffers.add(base)
@@ -318,7 +324,13 @@ def _limits(opened: _Open, op: Op) -> str | None:
         return f"the kernel would touch more than {MAX_BUFFERS} buffers"
     if opened.nodes > MAX_GROUP_NODES:
         return f"the kernel has more than {MAX_GROUP_NODES} nodes"
+    if not isinstance(op, Extern) and _depth(opened, op) > MAX_GROUP_DEPTH:
+        return f"the kernel's values would be nested more than {MAX_GROUP_DEPTH} deep"
     return None
+
+
+def _depth(opened: _Open, op: Pointwise | Reduce) -> int:
+    return ex.depth(op.body) + max((opened.depths.get(n.buffer, 0) for n in ex.loads(op.body)), default=0)
 
 
 def join(p: LoopProgram, g: Group, op: Pointwise | Reduce) -> Group | str:

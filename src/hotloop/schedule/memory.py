@@ -115,6 +115,9 @@ def _kinds(p: LoopProgram, steps: Sequence[KernelCall | Extern], outputs: set[st
             kinds[base] = "extern" if extern else "output" if base in outputs else "arena"
     for base in outputs:  # an output without elements has no writer
         kinds.setdefault(base, "output")
+    for step in steps:  # nor has an argument without elements, but PyTorch wants a tensor
+        for name in _touched(step)[0]:
+            kinds.setdefault(base_of(p.buffers, name), "arena")
     return kinds
 
 

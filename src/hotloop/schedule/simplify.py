@@ -20,11 +20,16 @@ from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_reads
 
 from .dependences import Uses, analyse
+from .indices import settle
 
 __all__ = ["drop_dead", "drop_empty", "inline", "numel", "simplify", "split_reductions"]
 
 #: A body larger than this is stored rather than copied into its reader: it bounds registers and compile time.
 MAX_NODES = 300
+#: Nor is a body nested deeper than this: every stage goes down it by calling itself.
+MAX_DEPTH = 80
+#: Nor is an index longer than this: a permutation of a permutation doubles it where strides do not divide.
+MAX_INDEX_NODES = 200
 #: A producer read by several operations is recomputed in each when it is no dearer than this (simple
 #: instructions).
 CHEAP = 3
@@ -49,8 +54,15 @@ def simplify(p: LoopProgram, threads: int) -> LoopProgram:
     p = drop_empty(p)
     p = drop_dead(inline(p))
     p = inline(p)  # what was small to its first readers may be large to those they went into
+    p = settle_indices(p)
     p = split_reductions(p, threads)
     return drop_dead(p)
+
+
+def settle_indices(p: LoopProgram) -> LoopProgram:
+    """Computed indices become index expressions where a formula gives the same numbers."""
+    ops = tuple(op if isinstance(op, Extern) else replace(op, body=settle(op.body)) for op in p.ops)
+    return p if all(a is b for a, b in zip(ops, p.ops, strict=True)) else replace(p, ops=ops)
 
 
 def extents(vars: Sequence[Index]) -> int:
@@ -91,7 +103,7 @@ def inline(p: LoopProgram) -> LoopProgram:
     """Substitute producers into their readers where that saves memory traffic and costs little arithmetic."""
     uses = analyse(p)
     producers: dict[str, Pointwise] = {}
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     ops: list[Op] = []
     for op in p.ops:
         if isinstance(op, Extern):
@@ -102,26 +114,37 @@ def inline(p: LoopProgram) -> LoopProgram:
         ops.append(new)
         if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
             producers[new.out] = new
-            sizes[new.out] = sum(1 for _ in ex.walk(new.body))
+            sizes[new.out] = sum(1 for _ in ex.walk(new.body)), ex.depth(new.body)
     return replace(p, ops=tuple(ops))
 
 
 def _inlined(
-    op: Pointwise | Reduce, out: Buffer, producers: dict[str, Pointwise], sizes: dict[str, int], uses: Uses
+    op: Pointwise | Reduce,
+    out: Buffer,
+    producers: dict[str, Pointwise],
+    sizes: dict[str, tuple[int, int]],
+    uses: Uses,
 ) -> tuple[Expr, tuple[Origin, ...]]:
-    """The body with producers substituted, and the origins of all that is folded into it."""
+    """The body with producers substituted, and the origins of all that is folded into it.
+
+    ``sizes``: of each producer's body the number of nodes and how deep they are nested.
+    """
     points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
     counts: dict[str, int] = {}
     for n in ex.loads(op.body):
         counts[n.buffer] = counts.get(n.buffer, 0) + 1
     budget = MAX_NODES - sum(1 for _ in ex.walk(op.body))
+    levels = MAX_DEPTH - (ex.depth(op.body) if counts.keys() & producers.keys() else 0)
     chosen: set[str] = set()
     for name, count in counts.items():
         producer = producers.get(name)
         readers = len(uses.readers.get(name, ()))
         if producer is None or not _worthwhile(producer, op, out, count, points, readers):
             continue
-        budget -= sizes[name] * count
+        nodes, depth = sizes[name]
+        if depth > levels:
+            continue
+        budget -= nodes * count
         if budget < 0:
             break
         chosen.add(name)
@@ -137,7 +160,14 @@ def _inlined(
         producer = producers[n.buffer]
         return producer.body.substitute(dict(zip(producer.vars, n.indices, strict=True)))
 
-    return ex.rewrite_loads(op.body, expand), tuple(dict.fromkeys([*folded, *op.folded]))
+    body = ex.rewrite_loads(op.body, expand)
+    if _longest_index(body) > max(MAX_INDEX_NODES, _longest_index(op.body)):
+        return op.body, op.folded
+    return body, tuple(dict.fromkeys([*folded, *op.folded]))
+
+
+def _longest_index(body: Expr) -> int:
+    return max((ix.length(i) for n in ex.loads(body) for i in n.indices), default=0)
 
 
 def _worthwhile(
@@ -148,6 +178,8 @@ def _worthwhile(
     reads = sum(1 for n in ex.walk(body) if n.op == "load")
     work = ex.cost(body) - reads
     own = max(extents(producer.vars), 1)
+    if reads == 0 and not body.dtype.is_floating_point and work <= HOISTED:
+        return True  # an index that is computed: ``settle_indices`` finds its formula
     if points * SMALL <= own:
         return True  # a few elements of something large: a gather after a row-wise computation
     if points >= SMALL * own and reads <= 3:

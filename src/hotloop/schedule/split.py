@@ -16,11 +16,17 @@ from hotloop.ir.index import Index
 __all__ = ["split_variables"]
 
 
-def _divisors(e: Index, found: dict[Index, set[int]]) -> None:
-    """Collect ``k`` for each ``v // k``, ``v % k`` and ``(v // k) % m`` over a single variable ``v``."""
+#: A variable whose low part nobody uses (each element repeats) is split only into pieces of this length at least: a
+#: shorter inner loop would cost more than a gather.
+MIN_REPEATED = 8
+
+
+def _divisors(e: Index, found: dict[Index, set[int]], low: set[Index]) -> None:
+    """Collect ``k`` for each ``v // k``, ``v % k`` and ``(v // k) % m`` over a single variable ``v``; in ``low`` the
+    variables whose remainder is used."""
     if e.kind == "sum":
         for atom, _ in e.args[1]:
-            _divisors(atom, found)
+            _divisors(atom, found, low)
         return
     if e.kind not in ("div", "mod"):
         return
@@ -29,10 +35,12 @@ def _divisors(e: Index, found: dict[Index, set[int]]) -> None:
         return
     if x.kind == "var":
         found.setdefault(x, set()).add(k.value)
+        if e.kind == "mod":
+            low.add(x)
     elif x.kind == "div" and x.args[0].kind == "var" and x.args[1].is_const:
         found.setdefault(x.args[0], set()).update((x.args[1].value, x.args[1].value * k.value))
     else:
-        _divisors(x, found)
+        _divisors(x, found, low)
 
 
 def split_variables(
@@ -40,11 +48,12 @@ def split_variables(
 ) -> dict[Index, tuple[Index, tuple[Index, ...]]]:
     """``{v: (expression, (outermost part, ...))}`` for each variable that a chain of divisors divides."""
     found: dict[Index, set[int]] = {}
+    low: set[Index] = set()
     for i in indices:
-        _divisors(i, found)
+        _divisors(i, found, low)
     out: dict[Index, tuple[Index, tuple[Index, ...]]] = {}
     for v, ks in found.items():
-        if v not in variables:
+        if v not in variables or (v not in low and min(ks) < MIN_REPEATED):
             continue
         n = int(v.extent)  # type: ignore[arg-type]
         chain = [1, *sorted(k for k in ks if 1 < k < n), n]
