@@ -20,7 +20,9 @@ def computed(n: int, scale: float, offset: float, size: int) -> ex.Expr:
     return ex.load("x", (ix.indirect(ex.cast(at, torch.int64), size),), torch.float32)
 
 
-@pytest.mark.parametrize(("n", "scale", "formula"), [(112, 0.5, "(i0//2)"), (60, 0.25, "(i0//4)"), (9, 1.0, "i0")])
+@pytest.mark.parametrize(
+    ("n", "scale", "formula"), [(112, 0.5, "(i0//2)"), (60, 0.25, "(i0//4)"), (9, 1.0, "i0")]
+)
 def test_a_nearest_neighbour_is_a_quotient(n: int, scale: float, formula: str) -> None:
     (index,) = settle(computed(n, scale, 0.0, n)).indices
     assert repr(index) == formula

@@ -1,10 +1,10 @@
 """Indices that are computed but not read from memory: found out at compile time.
 
-What comes in: a body whose loads are indexed by values, as upsampling computes them: ``int((i + 0.5) * 0.5 - 0.5)``. What
-goes out: the same body with index expressions in their place, ``max(0, (2 * i - 1) // 4)``, wherever one formula gives
-the same numbers. What holds in between: a value of one loop variable is evaluated at every point of the variable, so
-that nothing is assumed of the arithmetic; a value out of range is left alone, to be found by the kernel. The next file
-is ``fuse.py``.
+What comes in: a body whose loads are indexed by values, as upsampling computes them:
+``int((i + 0.5) * 0.5 - 0.5)``. What goes out: the same body with index expressions in their place,
+``max(0, (2 * i - 1) // 4)``, wherever one formula gives the same numbers. What holds in between: a value of
+one loop variable is evaluated at every point of the variable, so that nothing is assumed of the arithmetic;
+a value out of range is left alone, to be found by the kernel. The next file is ``split.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DENOMINATORS = (1, 2, 3, 4, 5, 6, 8, 16, 32)
 
 
 def settle(body: Expr) -> Expr:
-    """Replace each computed index of one loop variable by an equal formula. The same object where there is none."""
+    """Replace each computed index of one loop variable by an equal formula; the same object without any."""
     known: dict[Index, Index] = {}
 
     def atom(a: Index) -> Index:
@@ -71,7 +71,7 @@ def _no_reader(*_: object) -> NoReturn:
 
 
 def _fit(table: Sequence[int]) -> tuple[int, int, int] | None:
-    """``(p, q, r)`` with ``table[i] == (p * i + q) // r``, clamped to the table's range, for every ``i``, if they exist."""
+    """``(p, q, r)`` with ``table[i] == (p * i + q) // r``, clamped to the table's range, for every ``i``."""
     lo, hi = min(table), max(table)
     slope = (table[-1] - table[0]) / (len(table) - 1)
     for r in _DENOMINATORS:

@@ -16,14 +16,16 @@ from hotloop.ir.index import Index
 __all__ = ["split_variables"]
 
 
-#: A variable whose low part nobody uses (each element repeats) is split only into pieces of this length at least: a
-#: shorter inner loop would cost more than a gather.
+#: A variable whose low part nobody uses (each element repeats) is split only into pieces of this length at
+#: least: a shorter inner loop would cost more than a gather.
 MIN_REPEATED = 8
 
 
 def _divisors(e: Index, found: dict[Index, set[int]], low: set[Index]) -> None:
-    """Collect ``k`` for each ``v // k``, ``v % k`` and ``(v // k) % m`` over a single variable ``v``; in ``low`` the
-    variables whose remainder is used."""
+    """Collect ``k`` for each ``v // k``, ``v % k`` and ``(v // k) % m`` over a single variable ``v``.
+
+    ``low`` collects the variables whose remainder is used.
+    """
     if e.kind == "sum":
         for atom, _ in e.args[1]:
             _divisors(atom, found, low)
