@@ -191,10 +191,15 @@ def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        builder.build([_answer(11), _answer(12), _answer(13)])
-    thread.join()
+    # A process in the background of a shell is started with this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            builder.build([_answer(11), _answer(12), _answer(13)])
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
     deadline = time.monotonic() + 10
     while any(_alive(int(pid)) for pid in pids.read_text().split()) and time.monotonic() < deadline:
