@@ -41,13 +41,6 @@ FLOAT_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": torch.ops.aten.rsqrt,
     "reciprocal": lambda x: 1 / x,
     "sigmoid": torch.nn.functional.sigmoid,
-    "i0e": torch.ops.aten.special_i0e,
-    "i1": torch.ops.aten.special_i1,
-    "i1e": torch.ops.aten.special_i1e,
-    "ndtri": torch.ops.aten.special_ndtri,
-    "erfcx": torch.ops.aten.special_erfcx,
-    "bessel_j0": torch.ops.aten.special_bessel_j0,
-    "bessel_j1": torch.ops.aten.special_bessel_j1,
     **{
         name: getattr(torch.ops.aten, name)
         for name in [
@@ -75,7 +68,6 @@ FLOAT_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
             "erfinv",
             "lgamma",
             "digamma",
-            "i0",
         ]
     },
 }

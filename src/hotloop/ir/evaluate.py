@@ -69,7 +69,7 @@ _SAME_NAME = (
     "neg", "abs", "floor", "ceil", "trunc", "round", "sign", "signbit", "isnan", "isinf", "isfinite",
     "logical_not", "bitwise_not", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log10",
     "sigmoid", "expm1", "log1p", "sin", "cos", "tanh", "erf", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "digamma", "i0", "add", "sub", "mul", "maximum",
+    "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "digamma", "add", "sub", "mul", "maximum",
     "minimum", "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "nextafter", "bitwise_and",
     "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt",
     "ge",
@@ -79,10 +79,6 @@ _SAME_NAME = (
 #: The torch function of every operation in ``expr.OPS``.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME},
-    **{
-        name: getattr(torch.special, name)
-        for name in ["i0e", "i1", "i1e", "ndtri", "erfcx", "bessel_j0", "bessel_j1"]
-    },
     "square": _square,
     "div": torch.true_divide,
     "floordiv": _integer_division(partial(torch.div, rounding_mode="floor"), quotient=True),
