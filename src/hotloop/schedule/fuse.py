@@ -84,7 +84,7 @@ class _Open:
         self.step = step
         self.before = 0  # bit mask of the steps this one transitively waits for
         self.nodes = 0
-        self.depths: dict[str, int] = {}  # of each value that a tree may contain, how deep it is nested itself
+        self.depths: dict[str, int] = {}  # of each value a tree may contain, how deep it is nested
         self.buffers: set[str] = set()
 
 
