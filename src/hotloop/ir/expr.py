@@ -536,6 +536,36 @@ def replace_atoms(i: IndexLike, f: Callable[[Index], Index]) -> Index:
     return out
 
 
+def depth(e: Expr) -> int:
+    """How many nodes lie on the longest way down to a leaf."""
+    found: dict[Expr, int] = {}
+    for n in walk(e):
+        found[n] = 1 + max((found[child] for child in children(n)), default=0)
+    return found[e]
+
+
+def index_length(e: IndexLike) -> int:
+    """How many nodes the index has when it is written out: what is shared counts each time.
+
+    An index into an index counts with all that is read for it.
+    """
+    memo: dict[Any, int] = {}
+
+    def visit(node: Any) -> int:
+        if node in memo:
+            return memo[node]
+        if isinstance(node, Expr):
+            parts = [*node.args, *(node.indices if node.op == "load" else ())]
+        elif not isinstance(node, Index) or node.kind in ("const", "sym", "var"):
+            return 1
+        else:
+            parts = [atom for atom, _ in node.args[1]] if node.kind == "sum" else list(node.args)
+        memo[node] = 1 + sum(map(visit, parts))
+        return memo[node]
+
+    return visit(e)
+
+
 def loads(e: Expr) -> Iterator[Expr]:
     """Every distinct load in the tree, those inside indirect indices included."""
     return (n for n in walk(e) if n.op == "load")

@@ -80,14 +80,6 @@ _FLOAT_ONLY = frozenset(
         "erfinv",
         "lgamma",
         "digamma",
-        "i0",
-        "i0e",
-        "i1",
-        "i1e",
-        "ndtri",
-        "erfcx",
-        "bessel_j0",
-        "bessel_j1",
         "div",
         "atan2",
         "hypot",
@@ -670,7 +662,7 @@ class _Schedule:
                     self._bounds(step, limits, at)
             self._order(at, reads, writes)
         for name in self._outputs:
-            if not self._is_available(name) and _extent(self._buffers[name]) != 0:
+            if not self._is_available(name):
                 self._fail(f"the output {name} is never written")
         self._reuse()
         self._arena()
@@ -728,9 +720,11 @@ class _Schedule:
         return name if base is None else self._storage(base)
 
     def _is_available(self, name: str) -> bool:
-        """A buffer is written, or the program makes it a view of one that is."""
+        """A buffer is written, or has no elements, or the program makes it a view of one that is."""
         base = self._buffers[name].alias_of
-        return name in self._available or (base is not None and self._is_available(base))
+        if name in self._available or _extent(self._buffers[name]) == 0:
+            return True
+        return base is not None and self._is_available(base)
 
     def _order(self, at: int, reads: Iterable[str], writes: Iterable[str]) -> None:
         for name in reads:

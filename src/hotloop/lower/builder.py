@@ -180,6 +180,10 @@ class Builder:
             step *= size
         return strides
 
+    def keeps_strides(self, like: torch.Tensor) -> bool:
+        """Whether a buffer made like this tensor has its strides: it has no gaps and no overlaps."""
+        return self._dense_strides(like, tuple(like.shape)) == tuple(like.stride())
+
     # --- operations -----------------------------------------------------------------------------------------
 
     def pointwise(

@@ -44,6 +44,12 @@ def _constant(value: int) -> Rule:
     return lambda b, node, *_, **__: _filled(b, node, value)
 
 
+def _empty_strided(b: Builder, node: torch.fx.Node, *_: Any, **__: Any) -> Any:
+    """Strides with gaps or overlaps are no loop's: PyTorch allocates."""
+    val = node.meta["val"]
+    return _filled(b, node, 0) if b.keeps_strides(val) else NotImplemented
+
+
 def _full(b: Builder, node: torch.fx.Node, _: Any, value: Any, *__: Any, **___: Any) -> Any:
     """full, full_like, fill: the value is the second argument."""
     return _filled(b, node, value)
@@ -130,10 +136,8 @@ def _rules() -> dict[Any, Rule]:
     named: dict[str, Rule] = {
         # Memory that eager leaves unset is set to zero: it costs nothing where nobody reads it.
         **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero"), _constant(0)),
-        **dict.fromkeys(
-            ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"), _constant(0)
-        ),
-        **dict.fromkeys(("empty_permuted",), _constant(0)),
+        **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_permuted"), _constant(0)),
+        **dict.fromkeys(("empty_strided", "new_empty_strided"), _empty_strided),
         **dict.fromkeys(("ones", "ones_like", "new_ones"), _constant(1)),
         **dict.fromkeys(("full", "full_like", "fill"), _full),
         "new_full": _new_full,

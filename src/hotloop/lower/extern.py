@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hotloop.compat import operator_arguments, storage_key
+from hotloop.errors import CompileError
 from hotloop.ir.index import IndexLike
 from hotloop.ir.loops import Extern, ViewRef
 
@@ -40,6 +41,12 @@ def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: torch.Tens
     if like.numel() == 0:
         return True
     return all(n == 1 or s == t for n, s, t in zip(sizes, strides, like.stride(), strict=True))
+
+
+def _reach(sizes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> int:
+    """Elements from the first to the last one."""
+    steps = [(_static(n) - 1) * _static(s) for n, s in zip(sizes, strides, strict=True)]
+    return 0 if 0 in sizes else sum(steps) + 1
 
 
 def _static(size: IndexLike) -> int:
@@ -121,6 +128,10 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: to
     if start % own:
         return None
     base = root.alias_of or ref.buffer
+    memory = b.buffers[base]
+    end = start + _reach(val.shape, val.stride()) * own
+    if start < 0 or end > _reach(memory.sizes, memory.strides) * memory.dtype.itemsize:
+        raise CompileError("a view reaches memory that belongs to another tensor", stage="lower", node=node)
     return b.add_buffer(
         tuple(val.shape), val.dtype, tuple(val.stride()), alias_of=base, offset=start // own, kind="temp"
     )

@@ -59,6 +59,19 @@ def identity(x: Expr) -> Expr:
     return x
 
 
+# From here on asinh(x) = log(2 |x|) to the last bit, while the library's x * x would overflow to infinity.
+_FAR = 2.0**30
+
+
+def asinh(x: Expr) -> Expr:
+    far = ex.call("copysign", plus(log(absolute(x)), like(x, math.log(2))), x)
+    return ex.where(ge(absolute(x), like(x, _FAR)), far, ex.call("asinh", x))
+
+
+def acosh(x: Expr) -> Expr:
+    return ex.where(ge(x, like(x, _FAR)), plus(log(x), like(x, math.log(2))), ex.call("acosh", x))
+
+
 # --- arithmetic ---------------------------------------------------------------------------------------------
 
 

@@ -195,7 +195,8 @@ def _arithmetic() -> list[Elementwise]:
 def _transcendental() -> list[Elementwise]:
     return [
         *_rows("sqrt exp exp2 log log2 log10 log1p expm1 sin cos tan asin acos atan", 1),
-        *_rows("sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma", 1),
+        *_rows("sinh cosh tanh atanh sigmoid erf erfc erfinv lgamma digamma", 1),
+        *_formula_rows("asinh acosh", 1),
         *_rows("atan2 hypot", 2),
         *_formula_rows("logaddexp logaddexp2 xlogy", 2),
         *_formula_rows("sinc logit", 1),

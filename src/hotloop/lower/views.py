@@ -21,6 +21,7 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
+from hotloop.ir.loops import Extern
 
 from .builder import Builder, Rule, View
 from .reductions import SUPPORTED, result
@@ -198,8 +199,11 @@ def _as_strided(
     last = base + sum((int(n) - 1) * int(s) for n, s in zip(size, stride, strict=True))
     order = _dense_order(tuple(fake.shape), tuple(fake.stride()))
     empty = math.prod(size) == 0
+    if storage_offset is not None and b.buffers[x.buffer].kind == "input" and not empty:
+        # Where in its storage an input begins may differ from call to call.
+        return _from_storage(b, x, (tuple(size), tuple(stride), base))
     if not empty and (order is None or base < first or last >= first + x.numel):
-        return NotImplemented
+        return _from_storage(b, x, (tuple(size), tuple(stride), storage_offset))
     if empty or order is None:
         return x.reshape((x.numel,)).remap(size, lambda v: (ix.const(0),))
 
@@ -209,6 +213,19 @@ def _as_strided(
         return [coordinates[order.index(d)] for d in range(x.ndim)]
 
     return x.remap(size, point)
+
+
+def _from_storage(b: Builder, x: View, args: tuple[Any, ...]) -> Any:
+    """What lies beyond the elements of a graph input: PyTorch copies it from the input's storage.
+
+    A copy, since an input may be written later in the graph and a view would hide that it is read.
+    """
+    ref = b.try_strided(x)
+    if ref is None or b.buffers[x.buffer].kind != "input":
+        return NotImplemented
+    out = b.add_buffer(args[0], x.dtype)
+    b.ops.append(Extern((out.buffer,), aten.as_strided_copy.default, (ref, *args), {}, (), b._origin))
+    return out
 
 
 def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:

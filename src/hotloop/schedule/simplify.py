@@ -167,7 +167,7 @@ def _inlined(
 
 
 def _longest_index(body: Expr) -> int:
-    return max((ix.length(i) for n in ex.loads(body) for i in n.indices), default=0)
+    return max((ex.index_length(i) for n in ex.loads(body) for i in n.indices), default=0)
 
 
 def _worthwhile(

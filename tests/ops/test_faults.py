@@ -1,0 +1,126 @@
+"""Faults that were found once, each as the smallest function that showed it.
+
+What comes in: functions of tensors. What holds: compiled, they give eager's results, strides and aliases.
+Most were found by sweep.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from judge import assert_as_accurate, reference_of
+
+F = torch.nn.functional
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def check(fn: Function, *inputs: torch.Tensor, dynamic: bool = False) -> None:
+    """Compare with eager on inputs of these values, strides and offsets."""
+
+    def own() -> list[torch.Tensor]:
+        kept: dict[int, torch.UntypedStorage] = {}
+        copies = []
+        for x in inputs:
+            storage = x.untyped_storage()
+            memory = kept.setdefault(storage.data_ptr(), storage.clone())
+            copies.append(torch.empty(0, dtype=x.dtype).set_(memory, x.storage_offset(), x.shape, x.stride()))
+        return copies
+
+    mine, eagers = own(), own()
+    want = fn(*eagers)
+    got = torch.compile(fn, backend="hotloop", dynamic=dynamic)(*mine)
+    assert_as_accurate(got, want, reference_of(fn, *own()), check_stride=True)
+    assert_as_accurate(mine, eagers, what="input after the call")
+
+
+@pytest.mark.parametrize("size", [(5, 5), (5, 4), (3, 5)])
+def test_a_product_of_quotients_of_positions(size: tuple[int, int]) -> None:
+    """The weight of a window is (end0 - begin0) * (end1 - begin1), all four of them quotients."""
+    check(lambda x: F.adaptive_avg_pool2d(x, (7, 7)), torch.randn(2, 4, *size))
+
+
+EMPTY: dict[str, Function] = {
+    "index": lambda x: x[torch.zeros(0, dtype=torch.int64)],
+    "cumsum": lambda x: (x * 2).cumsum(0) + 1,
+    "sort": lambda x: (x * 2).view(-1).sort()[0] + 1,
+    "matmul": lambda x: (x + 1) @ (x + 2).t(),
+    "cat": lambda x: torch.cat([x, x * 2]).sort(0).values,
+}
+
+
+@pytest.mark.parametrize("size", [(0,), (0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_library_calls_take_empty_results_of_kernels(name: str, size: tuple[int, ...]) -> None:
+    if name == "matmul" and len(size) < 2:
+        size = (*size, 4)
+    check(EMPTY[name], torch.randn(size))
+
+
+@pytest.mark.parametrize("name", ["i0", "i0e", "i1", "i1e", "erfcx", "ndtri", "bessel_j0", "log_ndtr"])
+def test_special_functions_without_a_kernel(name: str) -> None:
+    function = getattr(torch.special, name)
+    check(lambda x: function(x) * 2, torch.rand(100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_inverse_hyperbolic_functions_of_huge_arguments(dtype: torch.dtype) -> None:
+    huge = torch.tensor([1e9, 1.1e9, 1e15, 1e19, 3e19, 1e30, 3e38, float("inf"), 2.0, float("nan")])
+    if dtype is torch.float64:
+        huge = torch.cat([huge.double(), torch.tensor([1e150, 1e160, 1e300], dtype=dtype)])
+    check(torch.asinh, torch.cat([huge, -huge]).to(dtype))
+    check(torch.acosh, huge.to(dtype))
+
+
+def test_a_strided_view_of_memory_outside_the_input() -> None:
+    memory = torch.randn(20)
+    for fn in (lambda x: x.as_strided((2, 2), (1, 2), 0) + 1, lambda x: x.as_strided((3,), (5,)) * 2):
+        check(fn, memory[5:15])
+
+
+def test_a_position_in_storage_is_not_one_in_the_input() -> None:
+    memory = torch.randn(20)
+    fn = lambda x: x.as_strided((2,), (1,), 5) * 2  # noqa: E731
+    compiled = torch.compile(fn, backend="hotloop", dynamic=False)
+    for start in (5, 3, 0):  # one graph serves all: where an input begins is not guarded
+        assert torch.equal(compiled(memory[start : start + 10]), fn(memory))
+
+
+def test_empty_strided_keeps_gaps() -> None:
+    check(lambda x: x.new_empty_strided((3, 2), (4, 1)) * 0 == 1, torch.randn(2))
+    assert torch.compile(lambda x: x.new_empty_strided((3, 2), (4, 1)), backend="hotloop")(
+        torch.randn(2)
+    ).stride() == (4, 1)
+
+
+def repeated(count: int, step: Function) -> Function:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for i in range(count):
+            x = step(x, i)
+        return x
+
+    return fn
+
+
+DEEP: dict[str, Function] = {
+    "add": repeated(700, lambda x, i: x + i % 3),
+    "sin": repeated(150, lambda x, i: (x * 0.5 + 1).sin()),
+    "roll": repeated(100, lambda x, i: x.roll(1, -1)),
+    "transpose": repeated(12, lambda x, i: x.reshape(6, 10).t().reshape(15, 4).t()),
+    "index": repeated(20, lambda x, i: x[torch.tensor([1, 2, 3, 0])]),
+    "norm": repeated(40, lambda x, i: x - x.mean(-1, keepdim=True) + i),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_depth_has_no_limit(name: str) -> None:
+    """Chains of operators that fold into each other, longer than Python's stack and any sensible text."""
+    check(DEEP[name], torch.randn(4, 15))
