@@ -17,7 +17,7 @@ from cases import MICRO, Function, Inputs, model_function
 from micro import micro_check
 from models import model_check
 
-MODELS = {"bert": "BERT-base, 128 tokens", "resnet": "ResNet-50, 224x224"}
+MODELS = {"bert": "BERT-base, 128 tokens", "vit": "a vision transformer, 224x224"}
 
 
 def show(
@@ -29,8 +29,8 @@ def show(
     seconds: float,
 ) -> int:
     """Compiles and times one function and prints its rows; returns the number of failures."""
+    print(f"\n{title}", flush=True)  # before the compiles, which may take a minute
     outcome = harness.measure(title, function, inputs, backends, check, seconds)
-    print(f"\n{title}")
     for name in ["eager", *backends]:
         if name in outcome.failures:
             print(f"  {name:12} failed: {outcome.failures[name]}")
@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
         os.environ["HOTLOOP_CACHE_DIR"] = os.path.join(folder, "hotloop")
         harness.print_machine()
+        print("compile s: the first call, from empty caches")
         print(f"\n  {'':12}{'compile s':>8}{'ms a call':>11}{'speed-up':>12}{'max error':>12}")
         case = MICRO["elementwise_16384x512"]
         title = "add, add, mul, add on (16384, 512)"

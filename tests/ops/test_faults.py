@@ -101,6 +101,16 @@ def test_empty_strided_keeps_gaps() -> None:
     ).stride() == (4, 1)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
+def test_conversions_there_and_back_of_dtypes_without_promotion(dtype: torch.dtype) -> None:
+    if dtype.is_floating_point:
+        check(lambda x: (x.to(dtype).float() * 2, x.to(dtype).float().to(dtype).float() + 1), torch.randn(9))
+    else:
+        check(lambda x: (x.to(dtype).to(torch.int64), x.to(dtype)), torch.arange(9))
+
+
 def repeated(count: int, step: Function) -> Function:
     def fn(x: torch.Tensor) -> torch.Tensor:
         for i in range(count):

@@ -163,12 +163,18 @@ def _converted(node: Node) -> Node | None:
 
 def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether every value of ``narrow`` is one of ``wide``, so that going there and back changes nothing."""
-    if narrow.is_floating_point and wide.is_floating_point:
+    if narrow in _FLOATS and wide in _FLOATS:
         return torch.promote_types(narrow, wide) is wide
-    return not narrow.is_floating_point and not wide.is_floating_point and (
-        not narrow.is_complex and not wide.is_complex and wide is not torch.bool
-        and torch.promote_types(narrow, wide) is wide
-    )  # fmt: skip
+    integral = not any(d.is_floating_point or d.is_complex for d in (narrow, wide))
+    if not integral or wide is torch.bool:
+        return False
+    if narrow is torch.bool:
+        return True
+    n, w = torch.iinfo(narrow), torch.iinfo(wide)  # promotion is not defined for uint16, uint32 and uint64
+    return bool(w.min <= n.min and n.max <= w.max)
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _no_padding(node: Node) -> Node | None:
