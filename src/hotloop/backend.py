@@ -130,7 +130,9 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
     if _is_symbolic(gm):
         return _PerSize(gm, kind, config)
     try:
-        return _compile_static(gm, kind, config)
+        # AOTAutograd's fake tensor mode is still on: what a stage computes for itself would have no values.
+        with compat.real_tensors():
+            return _compile_static(gm, kind, config)
     except ToolchainError as error:
         if config.missing_toolchain != "eager" and config.on_error != "eager":
             raise

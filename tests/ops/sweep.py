@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import hotloop
 from hotloop.backend import compile_graph
 from hotloop.config import resolve
 from hotloop.graph.decompositions import decompositions
@@ -53,6 +54,7 @@ SAMPLES = 4
 GENERATED = 48  # samples looked at for an operator: generating all takes minutes for some
 SECONDS = 60.0  # for one operator, before its process is ended
 
+_PACKAGE = str(Path(hotloop.__file__).parent)
 # Their values are not determined by the arguments.
 _ARBITRARY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 # Results that float64 cannot judge: bases are determined only up to signs and rotations, and neighbours are
@@ -181,7 +183,7 @@ def _run_sample(op: Any, dtype: torch.dtype, call: Callable[..., Any], sample: A
             torch.manual_seed(0)
             got = compiled(fn)(*own_inputs)
         except _GRAPH_BREAKS as error:
-            return "skip", "a graph break: " + _short(error)
+            return ("error" if _raised_by_hotloop(error) else "skip"), "a graph break: " + _short(error)
         except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
             if "custom (non-ATen) operator" in str(error):
                 return "skip", _short(error)  # AOTAutograd knows no functional form
@@ -220,9 +222,14 @@ def _same_result(results: Sequence[Any], inputs: Sequence[torch.Tensor], written
     return all(inputs[i].data_ptr() in pointers for i in written)
 
 
+def _raised_by_hotloop(error: BaseException) -> bool:
+    """Whether a stage of hotloop asked for a value that a fake tensor does not have."""
+    return any(f.filename.startswith(_PACKAGE) for f in traceback.extract_tb(error.__traceback__))
+
+
 def _short(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "hotloop" in f.filename]
+    own = [f for f in frames if f.filename.startswith(_PACKAGE)]
     where = f" [{Path(own[-1].filename).name}:{own[-1].lineno}]" if own else ""
     return f"{type(error).__name__}: {str(error)[:600]}{where}"
 
