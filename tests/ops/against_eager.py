@@ -1,10 +1,8 @@
 """Runs a function compiled and eagerly on the same inputs, and compares all that a caller can see.
 
 What comes in: a function and its tensors, which may share memory. What goes out: nothing, or an assertion.
-What holds: results are as accurate as eager's and have its strides; inputs hold afterwards what eager leaves in
-them; results share memory with each other and with the inputs exactly where eager's do.
-
-Next: test_edges.py and test_faults.py, which use it.
+What holds: results are as accurate as eager's and have its strides; inputs hold afterwards what eager leaves
+in them; results share memory with each other and with the inputs exactly where eager's do.
 """
 
 from __future__ import annotations
