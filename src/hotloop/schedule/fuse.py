@@ -23,7 +23,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outputs, op_reads
 
-from .dependences import Uses, analyse, base_of
+from .dependences import base_of
 from .simplify import extents, numel
 from .split import split_variables
 
@@ -93,7 +93,6 @@ Refuse = Callable[[str, str, str], None]
 
 def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern, ...]:
     """Group the operations of ``p``. With ``enabled`` false every operation is a kernel of its own."""
-    uses = analyse(p)
     steps: list[_Open] = []
     step_of: dict[str, int] = {}  # storage -> number of the step that writes it
     readers: dict[str, list[int]] = {}  # storage -> steps that read it
@@ -112,7 +111,7 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             before |= steps[s].before | (1 << s)
         chosen: int | None = None
         if not isinstance(op, Extern) and enabled and not written:
-            chosen = _find_group(p, uses, steps, step_of, readers, op, position, before, refuse)
+            chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse)
         if chosen is None:
             chosen = len(steps)
             opened = _Open(position, op if isinstance(op, Extern) else _single(op))
@@ -278,7 +277,7 @@ def substitute_axes(g: Group, parts: Mapping[Index, tuple[Index, tuple[Index, ..
 
 
 def _find_group(
-    p: LoopProgram, uses: Uses, steps: list[_Open], step_of: dict[str, int], readers: dict[str, list[int]],
+    p: LoopProgram, steps: list[_Open], step_of: dict[str, int], readers: dict[str, list[int]],
     op: Pointwise | Reduce, position: int, before: int, refuse: Refuse,
 ) -> int | None:  # fmt: skip
     """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one."""

@@ -472,8 +472,9 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
     work = sum(
         ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
     )
+    memo: dict[Expr, Expr] = {}  # what statements share is renamed once
     kernel = Kernel(
-        _kernel_name(g), tuple(params), tuple(_renamed(s, rename, {}) for s in body), checks,
+        _kernel_name(g), tuple(params), tuple(_renamed(s, rename, memo) for s in body), checks,
         machine.threads > 1 and max(moved, work) >= machine.parallel_threshold, moved, work,
         not g.inner, _origins(g),
     )  # fmt: skip

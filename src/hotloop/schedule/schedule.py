@@ -31,7 +31,7 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Sc
     else:
         p = simplify(program, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
-    p = _without_unused(p, groups)
+    p = _without_unused(p)
     machine = Machine(threads, config.parallel_threshold)
     needed = _needed(p, groups)
     steps: list[KernelCall | Extern] = []
@@ -75,7 +75,7 @@ def _needed(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> set[str]:
     return needed
 
 
-def _without_unused(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> LoopProgram:
+def _without_unused(p: LoopProgram) -> LoopProgram:
     """The program without buffers that no operation, input or output mentions."""
     uses = analyse(p)
     live = set(uses.writer) | set(uses.readers) | set(uses.outputs)

@@ -248,7 +248,7 @@ def split_reductions(p: LoopProgram, threads: int) -> LoopProgram:
             continue
         k, factor = parts
         name = f"{op.out}_part"
-        partial, final = _split(op, k, factor, name, buffers[op.out])
+        partial, final = _split(op, k, factor, name)
         sizes = tuple(v.extent for v in partial.vars)
         buffers[name] = Buffer(name, op.body.dtype, sizes, _row_major(sizes))
         ops += [partial, final]
@@ -300,7 +300,7 @@ def _runs_down_columns(op: Reduce, buffers: Mapping[str, Buffer]) -> bool:
     return kept and not any(ix.coefficient(flat, v) == 1 and v.extent != 1 for v in op.reduce_vars)
 
 
-def _split(op: Reduce, k: int, factor: int, name: str, out: Buffer) -> tuple[Reduce, Reduce]:
+def _split(op: Reduce, k: int, factor: int, name: str) -> tuple[Reduce, Reduce]:
     v = op.reduce_vars[k]
     size = int(v.extent) // factor  # type: ignore[arg-type]
     chunk = ix.var("c", factor)
@@ -311,7 +311,3 @@ def _split(op: Reduce, k: int, factor: int, name: str, out: Buffer) -> tuple[Red
     again = ix.var("r0", factor)
     value = ex.load(name, (again, *op.vars), op.body.dtype)
     return partial, Reduce(op.out, op.vars, (again,), op.kind, value, op.origin)
-
-
-def is_low(dtype: torch.dtype) -> bool:
-    return dtype in (torch.bfloat16, torch.float16)
