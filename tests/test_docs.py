@@ -23,7 +23,6 @@ WITHOUT_EFFECT = (
     "cudagraphs",
     "max_autotune",
     "max_autotune_gemm_backends",
-    "weight_packing",
     "cpp.enable_kernel_profile",
     "trace.log_autotuning_results",
 )

@@ -26,7 +26,7 @@ from hotloop.codegen.output_code import fusions, graph_key, print_output_code, s
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError, ToolchainError, describe_exception
-from hotloop.graph import passes
+from hotloop.graph import layouts, passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
@@ -36,6 +36,7 @@ from hotloop.runtime import graph_cache
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
 from hotloop.runtime.override import find_override
+from hotloop.runtime.packing import FINGERPRINT, FINGERPRINT_NAME
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program
 from hotloop.runtime.toolchain import choose_simd, find_toolchain
@@ -168,6 +169,8 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
         with _stage("graph"):
             gm = passes.run(gm, config, log)
+            if not config.unfused:
+                layouts.channels_last(gm)
         log.stage("fx_graph_transformed", lambda: gm.print_readable(print_output=False))
         with _stage("lower"):
             program = lower(gm, config, log, name)
@@ -262,6 +265,8 @@ class Bound:
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
     """Compile and load the kernels, and give the callable of a host program."""
     found: dict[str, Any] = {}
+    if FINGERPRINT_NAME not in {f.symbol for f in functions} and "rt.convolution(" in host:
+        functions = [*functions, KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())]
     if functions:
         builder = _builder(config.cpp.cxx, config.cache_dir, config.compile_workers, level)
         units = make_units(functions, config.compile_workers or 2)

@@ -185,8 +185,8 @@ class Config:
     )
     weight_packing: Literal["auto", "off", "replace"] = _option(
         "auto",
-        "Reorder constant weights for this CPU: auto keeps a packed copy and repacks after an update; "
-        "replace keeps the packed copy alone; off leaves weights as they are.",
+        "Reorder weights of convolutions for this CPU: auto keeps a packed copy and repacks after an update; "
+        "off leaves weights as they are; replace does what auto does, for now.",
         code=True,
     )
     cpp: Cpp = dataclasses.field(default_factory=Cpp)

@@ -203,13 +203,13 @@ class _Host:
 
     def extern(self, step: Extern) -> None:
         into = [b for b in step.outs if b is not None and self.s.placements[b].kind in ("arena", "output")]
-        args = [self.argument(a) for a in step.args]
+        args = [self.argument(a) for a in (step.args if step.weight is None else step.args[:3])]
         kwargs = [f"{k}={self.argument(a)}" for k, a in step.kwargs.items()]
         if into:
             kwargs.append(f"out={self.base_tensor(into[0])}")
             self.body.append(f"{_OUT_FUNCTIONS[str(step.target)]}({', '.join(args + kwargs)})")
             return
-        target = self.target(step.target)
+        target = self.target(step.target) if step.weight is None else self.keeper(step)
         call = f"{target}({', '.join(args + kwargs)})"
         if getattr(step.target, "_schema", None) is None:  # control flow: nothing says what it gives
             self.setup["results"] = "rt.results"
@@ -227,6 +227,15 @@ class _Host:
         for b in step.outs:
             if b is not None:
                 self.check_strides(self.p.buffers[b])
+
+    def keeper(self, step: Extern) -> str:
+        """A name for the object that makes this call and keeps what it made of the weight."""
+        x, _, _, stride, padding, dilation, _, _, groups = step.args
+        name = f"convolution{self.counter}"
+        self.counter += 1
+        numbers = ", ".join(map(str, (_tuple(x.sizes), *map(_tuple, (stride, padding, dilation)), groups)))
+        self.setup[name] = f"rt.convolution({numbers})"
+        return name
 
     def check_strides(self, b: Buffer) -> None:
         """The kernels were made for the strides that the operator announced: a copy where it gave others."""

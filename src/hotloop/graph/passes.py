@@ -5,7 +5,7 @@ What comes in: a graph of functional ATen operators from AOTAutograd, each node 
 module with fewer nodes. What holds in between: every node that stays keeps its value, dtype and strides, and
 two results that eager keeps in separate memory do not become one tensor if both leave the graph.
 
-The next file is ``../lower/lower.py``.
+The next file is ``nodes.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from hotloop.compat import OpOverload, is_pure, real_tensors, returns_alias
 from hotloop.config import Config
 from hotloop.dumps import Log
 
+from .nodes import base_of, memory_that_leaves, replace, same_metadata, tensor_of
+
 __all__ = ["PASSES", "run"]
 
 aten = torch.ops.aten
@@ -34,41 +36,6 @@ def run(gm: GraphModule, config: Config, log: Log) -> GraphModule:
     if changed:
         gm.recompile()
     return gm
-
-
-# --- what the passes ask about nodes ------------------------------------------------------------------------
-
-
-def _replace(node: Node, by: Node) -> None:
-    node.replace_all_uses_with(by)
-    node.graph.erase_node(node)
-
-
-def _tensor(node: Any) -> torch.Tensor | None:
-    val = node.meta.get("val") if isinstance(node, Node) else None
-    return val if isinstance(val, torch.Tensor) else None
-
-
-def _same_metadata(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
-
-
-def _base(node: Node) -> Node:
-    """The node whose memory this one shows: views are followed to what they view."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        if node.target is not operator.getitem and not returns_alias(node.target):
-            break
-        node = node.args[0]
-    return node
-
-
-def _memory_that_leaves(gm: GraphModule) -> set[Node]:
-    """The bases of graph outputs, and the sources of writes to inputs."""
-    bases: set[Node] = set()
-    for node in reversed(gm.graph.nodes):
-        if node.op == "output" or node.target is aten.copy_.default:
-            bases.update(_base(n) for n in node.all_input_nodes)
-    return bases
 
 
 # --- the passes ---------------------------------------------------------------------------------------------
@@ -109,7 +76,7 @@ def _is_getitem(node: Node) -> bool:
 
 def drop_no_ops(gm: GraphModule) -> bool:
     """Views that change nothing, copies that nobody needs, and arithmetic with a neutral element."""
-    leaves = _memory_that_leaves(gm)
+    leaves = memory_that_leaves(gm)
     mutates = any(n.target is aten.copy_.default for n in gm.graph.nodes)
     changed = False
     for node in gm.graph.nodes:
@@ -117,15 +84,15 @@ def drop_no_ops(gm: GraphModule) -> bool:
         source = find(node) if find is not None else None
         if source is None:
             continue
-        old, new = _tensor(node), _tensor(source)
-        if old is None or new is None or not _same_metadata(old, new):
+        old, new = tensor_of(node), tensor_of(source)
+        if old is None or new is None or not same_metadata(old, new):
             continue
         if returns_alias(node.target):
             if old.storage_offset() != new.storage_offset() or any(u.op == "output" for u in node.users):
                 continue
-        elif node in leaves or (mutates and _base(source).op == "placeholder"):
+        elif node in leaves or (mutates and base_of(source).op == "placeholder"):
             continue  # eager has two tensors here, and somebody could see that there is one
-        _replace(node, source)
+        replace(node, source)
         changed = True
     return changed
 
@@ -142,7 +109,7 @@ def _times_one(node: Node) -> Node | None:
 def _minus_zero(node: Node) -> Node | None:
     """``x - 0`` is ``x``, while ``x + 0`` turns -0.0 into 0.0: allowed for integers only."""
     neutral = len(node.args) == 2 and not isinstance(node.args[1], Node) and node.args[1] == 0
-    val = _tensor(node)
+    val = tensor_of(node)
     if not neutral or val is None or (node.target is aten.add.Tensor and val.is_floating_point()):
         return None
     return _first(node)
@@ -150,12 +117,12 @@ def _minus_zero(node: Node) -> Node | None:
 
 def _converted(node: Node) -> Node | None:
     """A conversion to the dtype it has already, or back from a wider one."""
-    source, own = _first(node), _tensor(node)
-    inner = _tensor(source)
+    source, own = _first(node), tensor_of(node)
+    inner = tensor_of(source)
     if source is None or own is None or inner is None or own.dtype is inner.dtype:
         return source
     before = _first(source) if source.target in _CONVERSIONS else None
-    original = _tensor(before)
+    original = tensor_of(before)
     if original is not None and original.dtype is own.dtype and _widens(own.dtype, inner.dtype):
         return before
     return None
@@ -238,14 +205,14 @@ def fold_numbers(gm: GraphModule) -> bool:
             literal = gm.graph.call_function(aten.full.default, (list(value.shape), number), options)
         literal.meta = dict(node.meta)
         known[literal] = value
-        _replace(node, literal)
+        replace(node, literal)
         changed = True
     return changed
 
 
 def _known_value(gm: GraphModule, node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor | None:
     """The value of a one-element tensor that depends on no input, or ``None``."""
-    val = _tensor(node)
+    val = tensor_of(node)
     if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
         constant = getattr(gm, str(node.target))
         return constant if constant.numel() == 1 and constant.device.type == "cpu" else None
@@ -267,7 +234,7 @@ _NUMBER_MAKERS = {aten.full.default, aten.scalar_tensor.default, aten.zeros.defa
 
 def merge_equal(gm: GraphModule) -> bool:
     """Two nodes with the same operator and arguments become one, unless both results leave the graph."""
-    leaves = _memory_that_leaves(gm)
+    leaves = memory_that_leaves(gm)
     seen: dict[Hashable, Node] = {}
     changed = False
     for node in gm.graph.nodes:
@@ -280,10 +247,10 @@ def merge_equal(gm: GraphModule) -> bool:
         key = (node.target, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
         if first is node or (
-            _base(node) in leaves and _base(first) in leaves and _base(node) is not _base(first)
+            base_of(node) in leaves and base_of(first) in leaves and base_of(node) is not base_of(first)
         ):
             continue
-        _replace(node, first)
+        replace(node, first)
         changed = True
     return changed
 

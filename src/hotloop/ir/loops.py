@@ -146,7 +146,8 @@ class Extern:
     ``args`` and ``kwargs`` are what the FX node had, nested tuples and all, with every tensor replaced by a
     ``ViewRef``. ``outs`` names the buffers of the results in order, ``None`` for results nobody uses. The
     results' strides are what PyTorch gives, and equal the buffers' strides. ``mutates`` names buffers the
-    call writes.
+    call writes. ``weight`` is the position of an argument that is likely the same at every call, a graph
+    input that nothing here writes: the runtime may keep what it makes of it.
     """
 
     outs: tuple[str | None, ...]
@@ -155,6 +156,7 @@ class Extern:
     kwargs: Mapping[str, Any]
     mutates: tuple[str, ...] = ()
     origin: Origin = field(default=Origin(), compare=False)
+    weight: int | None = None
 
 
 Op = Pointwise | Reduce | Extern

@@ -3,7 +3,8 @@
 What comes in: an FX node whose tensor arguments have been lowered to views. What goes out: an ``Extern``
 operation and views of its results, or, where the operator only reinterprets its argument's memory, a buffer
 that aliases it. What holds in between: the call sees arguments with the strides that eager would give them,
-because the strides of its results may depend on them.
+because the strides of its results may depend on them; convolutions alone see those that
+``graph/layouts.py`` chose.
 
 The next file is ``lower.py``, the walk that falls back on this one.
 """
@@ -53,27 +54,33 @@ def _static(size: IndexLike) -> int:
     return size if isinstance(size, int) else size.value
 
 
-def _argument(b: Builder, x: Any, fx: Any) -> Any:
+def _announced(node: torch.fx.Node, layouts: bool = False) -> Any:
+    """The fake tensors of a node's result: as eager lays them out, or as ``graph/layouts.py`` chose."""
+    return node.meta.get("val") if layouts else node.meta.get("eager_val", node.meta.get("val"))
+
+
+def _argument(b: Builder, x: Any, fx: Any, layouts: bool) -> Any:
     """An argument for the call: ``x`` is lowered, ``fx`` is the same argument in the FX graph."""
     if isinstance(x, View):
-        like = fx.meta.get("val") if isinstance(fx, torch.fx.Node) else None
+        like = _announced(fx, layouts) if isinstance(fx, torch.fx.Node) else None
         if isinstance(like, torch.Tensor) and tuple(like.shape) == x.sizes and like.layout is torch.strided:
             return strided_like(b, x, like)
         return b.strided(x)
     if isinstance(x, (tuple, list)):
-        return tuple(_argument(b, i, j) for i, j in zip(x, fx, strict=True))
+        return tuple(_argument(b, i, j, layouts) for i, j in zip(x, fx, strict=True))
     return x
 
 
 def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Lower a node to a call through PyTorch. Results have the structure of the node's own."""
-    val = node.meta.get("val")
+    layouts = node.target is torch.ops.aten.convolution.default
+    val = _announced(node, layouts)
     if isinstance(val, torch.Tensor):
         view = _reinterpreted(b, node, args, val)
         if view is not None:
             return view
-    new_args = tuple(_argument(b, a, f) for a, f in zip(args, node.args, strict=True))
-    new_kwargs = {k: _argument(b, a, node.kwargs[k]) for k, a in kwargs.items()}
+    new_args = tuple(_argument(b, a, f, layouts) for a, f in zip(args, node.args, strict=True))
+    new_kwargs = {k: _argument(b, a, node.kwargs[k], layouts) for k, a in kwargs.items()}
     results = [val] if isinstance(val, torch.Tensor) else list(val) if isinstance(val, (tuple, list)) else []
     views = [_result(b, node, i, r, isinstance(val, torch.Tensor)) for i, r in enumerate(results)]
     names = tuple(v.buffer if isinstance(v, View) else None for v in views)
@@ -108,7 +115,7 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: to
         or not isinstance(node.args[0], torch.fx.Node)
     ):
         return None
-    source = node.args[0].meta.get("val")
+    source = _announced(node.args[0])
     if (
         source is None
         or not parameters[0].aliased

@@ -164,7 +164,7 @@ class _Walk:
         if not isinstance(value, View):
             return value
         b = self.builder
-        val = result.meta["val"]
+        val = result.meta.get("eager_val", result.meta["val"])
         key = storage_key(val)
         ref = b.try_strided(value)
         if ref is not None and extern._same_strides(ref.sizes, ref.strides, val):

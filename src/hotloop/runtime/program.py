@@ -16,6 +16,7 @@ import torch
 
 from hotloop import compat
 from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError
+from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution
 from hotloop.runtime.pool import OutputPool
 
 __all__ = ["Runtime", "load_program"]
@@ -46,6 +47,7 @@ class Runtime:
         self.empty = compat.empty_strided_cpu
         self._pool = pool
         self.kept_frames: list[Any] = []
+        self.convolutions: list[Convolution] = []
 
     def kernel(self, name: str) -> Any:
         """The compiled function; its arguments are addresses."""
@@ -58,6 +60,12 @@ class Runtime:
     def object(self, number: int) -> Any:
         """An object that has no literal form in the text."""
         return self._objects[number]
+
+    def convolution(self, *numbers: Any) -> Convolution:
+        """A convolution that may keep its weight in blocks; see ``Convolution`` for the numbers."""
+        made = Convolution(self._kernels[FINGERPRINT_NAME], *numbers)
+        self.convolutions.append(made)
+        return made
 
     def arena(self, nbytes: int) -> torch.Tensor:
         """Uninitialised bytes, aligned to a cache line."""

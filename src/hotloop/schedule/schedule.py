@@ -19,6 +19,7 @@ from .fuse import Group, fuse
 from .loops import Machine, build_kernel
 from .memory import plan
 from .simplify import drop_dead, drop_empty, simplify
+from .weights import mark_weight
 
 __all__ = ["schedule"]
 
@@ -38,7 +39,7 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Sc
     names: dict[Kernel, str] = {}
     for g in groups:
         if isinstance(g, Extern):
-            steps.append(g)
+            steps.append(g if config.weight_packing == "off" else mark_weight(p, g))
             continue
         stored = {m.op.out for m in g.members if m.op.out in needed}
         steps.append(build_kernel(g, p.buffers, stored, machine, keep_roundings))

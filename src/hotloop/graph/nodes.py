@@ -1,0 +1,56 @@
+"""What the passes ask about FX nodes: their tensors, whose memory they show, and what leaves the graph.
+
+What comes in: nodes of a functional ATen graph. What goes out: answers; ``replace`` alone changes the graph.
+What holds in between: a node's tensor is the fake one in ``meta["val"]``.
+
+The next file is ``layouts.py``.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from hotloop.compat import returns_alias
+
+__all__ = ["base_of", "memory_that_leaves", "replace", "same_metadata", "tensor_of"]
+
+aten = torch.ops.aten
+
+
+def replace(node: Node, by: Node) -> None:
+    """Let everybody who uses ``node`` use ``by``, and erase it."""
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The node's fake tensor; ``None`` where its value is no single tensor, or where it is no node."""
+    val = node.meta.get("val") if isinstance(node, Node) else None
+    return val if isinstance(val, torch.Tensor) else None
+
+
+def same_metadata(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have one dtype, shape, strides and device."""
+    return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+
+
+def base_of(node: Node) -> Node:
+    """The node whose memory this one shows: views are followed to what they view."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        if node.target is not operator.getitem and not returns_alias(node.target):
+            break
+        node = node.args[0]
+    return node
+
+
+def memory_that_leaves(gm: GraphModule) -> set[Node]:
+    """The bases of graph outputs, and the sources of writes to inputs."""
+    bases: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.op == "output" or node.target is aten.copy_.default:
+            bases.update(base_of(n) for n in node.all_input_nodes)
+    return bases

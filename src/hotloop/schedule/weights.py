@@ -1,0 +1,44 @@
+"""Which calls through PyTorch have a weight that the runtime may keep in a form of its own.
+
+What comes in: an ``Extern`` operation. What goes out: the same, its ``weight`` set where that pays. What
+holds in between: a weight is a graph input or a constant, whole, that nothing in the program writes.
+
+The next file is ``memory.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs
+
+from .dependences import base_of
+
+__all__ = ["mark_weight"]
+
+
+def mark_weight(p: LoopProgram, op: Extern) -> Extern:
+    """``op`` with ``weight`` set where it is a 2-D convolution, in channels-last, by a lasting weight."""
+    if str(op.target) != "aten.convolution.default":
+        return op
+    x, weight, transposed = op.args[0], op.args[1], op.args[6]
+    plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
+    if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _lasts(p, weight):
+        return op
+    return replace(op, weight=1)
+
+
+def _channels_last(v: ViewRef) -> bool:
+    _, channels, height, width = v.sizes
+    return v.strides == (channels * height * width, 1, channels * width, channels)
+
+
+def _lasts(p: LoopProgram, weight: ViewRef) -> bool:
+    """Whether the weight is all of an input or constant that stays as it is."""
+    base = base_of(p.buffers, weight.buffer)
+    b = p.buffers[base]
+    if weight.buffer != base or b.kind not in ("input", "constant") or b.device != "cpu":
+        return False
+    if weight.sizes != b.sizes or weight.strides != b.strides or weight.dtype is not b.dtype:
+        return False
+    return not any(base_of(p.buffers, name) == base for op in p.ops for name in op_outputs(op))
