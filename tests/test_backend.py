@@ -160,6 +160,19 @@ def test_options_of_hotloop_config_hold_for_later_compiles() -> None:
         assert "f32x" not in "".join(kernels_of(sums, x))
 
 
+def test_numbers_that_are_equal_are_not_the_same_number() -> None:
+    graph = torch.fx.Graph()
+    x, number = graph.placeholder("x"), graph.placeholder("number")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, number)),))
+    call = hotloop_backend._PerSize(torch.fx.GraphModule({}, graph), "inference", hotloop.Config())
+    x = torch.arange(1, 5)
+    for value in (1, True, 1.0, 0.0, -0.0, 1):
+        (got,) = call([x, value])
+        want = x * value
+        assert got.dtype is want.dtype and torch.equal(got, want), value
+        assert torch.equal(got.double().signbit(), want.double().signbit()), value
+
+
 # ---------------------------------------------------------------- memory
 
 

@@ -328,7 +328,8 @@ class _PerSize:
         self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Any:
-        key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args)
+        # A number by its text: True, 1 and 1.0 are equal, and so are the zeros, yet graphs tell them apart.
+        key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else repr(a) for a in args)
         known = self._known.get(key)
         if known is None:
             with self._lock:
