@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -24,8 +25,8 @@ from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outputs, op_reads
 
 from .dependences import base_of
-from .simplify import extents, numel
-from .split import split_variables
+from .simplify import numel
+from .split import Parts, split_variables
 
 __all__ = ["Group", "Member", "fuse"]
 
@@ -206,15 +207,25 @@ def _split(q: _Prepared) -> _Prepared:
     parts = split_variables((*q.vars, *q.reduce_vars), indices)
     if not parts:
         return q
-    mapping = {v: whole for v, (whole, _) in parts.items()}
+    moved = _moved(q, {v: whole for v, (whole, _) in parts.items()})
+    return replace(moved, vars=_divided(q.vars, parts), reduce_vars=_divided(q.reduce_vars, parts))
 
-    def divided(vars: tuple[Index, ...]) -> tuple[Index, ...]:
-        return tuple(new for v in vars for new in (parts[v][1] if v in parts else (v,)))
 
-    return _Prepared(
-        q.op, q.body.substitute(mapping), tuple(ix.substitute(s, mapping) for s in q.store), divided(q.vars),
-        divided(q.reduce_vars), None if q.position is None else ix.substitute(q.position, mapping),
-    )  # fmt: skip
+def _divided(axes: tuple[Index, ...], parts: Parts) -> tuple[Index, ...]:
+    return tuple(new for a in axes for new in (parts[a][1] if a in parts else (a,)))
+
+
+M = TypeVar("M", Member, _Prepared)
+
+
+def _moved(m: M, mapping: Mapping[Index, Index]) -> M:
+    """The same operation with expressions in the place of its variables."""
+    return replace(
+        m,
+        body=m.body.substitute(mapping),
+        store=tuple(ix.substitute(s, mapping) for s in m.store),
+        position=None if m.position is None else ix.substitute(m.position, mapping),
+    )
 
 
 def _own_indices(n: Expr) -> tuple[Index, ...]:
@@ -230,11 +241,8 @@ def _position(op: Pointwise | Reduce, gone: dict[Index, int]) -> Index | None:
     return flat
 
 
-def _member(q: _Prepared, mapping: dict[Index, Index], inner: bool) -> Member:
-    return Member(
-        q.op, q.body.substitute(mapping), tuple(ix.substitute(s, mapping) for s in q.store), inner,
-        None if q.position is None else ix.substitute(q.position, mapping),
-    )  # fmt: skip
+def _member(q: _Prepared, mapping: Mapping[Index, Index], inner: bool) -> Member:
+    return _moved(Member(q.op, q.body, q.store, inner, q.position), mapping)
 
 
 def _single(op: Pointwise | Reduce) -> Group:
@@ -252,25 +260,13 @@ def split_group(g: Group) -> Group:
     return substitute_axes(g, split_variables(g.axes, indices))
 
 
-def substitute_axes(g: Group, parts: Mapping[Index, tuple[Index, tuple[Index, ...]]]) -> Group:
-    """Replace axes by others: each by an expression, and the new axes in it, outermost first."""
+def substitute_axes(g: Group, parts: Parts) -> Group:
+    """Replace axes by others."""
     if not parts:
         return g
     mapping = {v: whole for v, (whole, _) in parts.items()}
-
-    def axes(old: tuple[Index, ...]) -> tuple[Index, ...]:
-        return tuple(new for a in old for new in (parts[a][1] if a in parts else (a,)))
-
-    members = tuple(
-        replace(
-            m,
-            body=m.body.substitute(mapping),
-            store=tuple(ix.substitute(s, mapping) for s in m.store),
-            position=None if m.position is None else ix.substitute(m.position, mapping),
-        )
-        for m in g.members
-    )
-    return Group(axes(g.outer), axes(g.inner), members)
+    members = tuple(_moved(m, mapping) for m in g.members)
+    return Group(_divided(g.outer, parts), _divided(g.inner, parts), members)
 
 
 # --- joining a group ----------------------------------------------------------------------------------------
@@ -479,7 +475,3 @@ def _check_reads(p: LoopProgram, g: Group, new: Member) -> str | None:
 
 #: A row that is read again in a later pass has to stay in the second-level cache.
 MAX_ROW_BYTES = 256 << 10
-
-
-def group_points(g: Group) -> int:
-    return extents(g.axes)

@@ -154,10 +154,7 @@ class _Builder:
             return self.flat(n)
         dtype = self.buffers[n.buffer].dtype
         if isinstance(source.op, Reduce):
-            arg = source.op.kind in ("argmax", "argmin")
-            return ex.cast(
-                ex.local(f"acc_{n.buffer}", torch.int64 if arg else source.op.body.dtype), dtype, True
-            )
+            return ex.cast(self.total(source), dtype, True)
         if not source.inner and self.g.inner:
             return ex.local(f"val_{n.buffer}", dtype)
         here = n.indices == source.store and (reader.inner or not self.g.inner)
@@ -168,6 +165,11 @@ class _Builder:
         if n.buffer in self.stored:
             return self.flat(n)
         return self.value(source, at_pass)
+
+    @staticmethod
+    def total(m: Member) -> Expr:
+        """The result of a reduction, once its pass is done: a position, or of the dtype that it reduces."""
+        return ex.local(f"acc_{m.op.out}", m.body.dtype if m.position is None else torch.int64)
 
     def flat(self, n: Expr) -> Expr:
         return ex.load(n.buffer, (flat_index(self.buffers, n.buffer, n.indices),), n.dtype)
@@ -199,12 +201,11 @@ class _Builder:
             if not m.inner or self.pass_of(m) != k:
                 continue
             if isinstance(m.op, Reduce):
-                name = f"acc_{m.op.out}"
+                value = self.value(m, k)
+                if m.position is None:  # that of an extreme jumps: it is sought among the rounded values
+                    value = self.final(value)
+                name: str = self.total(m).attr
                 inits.append(Init(name, m.op.kind, m.body.dtype))
-                # The position of an extreme jumps: it is sought among the rounded values.
-                value = (
-                    self.value(m, k) if m.op.kind in ("argmax", "argmin") else self.final(self.value(m, k))
-                )
                 body.append(Accumulate(name, value, m.position))
                 continue
             if m.op.out in self.row:
@@ -221,9 +222,7 @@ class _Builder:
         for m in self.g.members:
             if isinstance(m.op, Reduce):
                 if self.available[m.op.out] == k and m.op.out in self.stored:
-                    arg = m.op.kind in ("argmax", "argmin")
-                    result = ex.local(f"acc_{m.op.out}", torch.int64 if arg else m.body.dtype)
-                    out.append(self.store(m, ex.cast(result, self.buffers[m.op.out].dtype)))
+                    out.append(self.store(m, ex.cast(self.total(m), self.buffers[m.op.out].dtype)))
             elif not m.inner and self.available[m.op.out] == k:
                 value = self.final(self.value(m, k))
                 if self.g.inner:

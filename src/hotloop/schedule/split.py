@@ -7,14 +7,17 @@ same order. The next file is ``fuse.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from hotloop.ir import index as ix
 from hotloop.ir.index import Index
 
-__all__ = ["split_variables"]
+__all__ = ["Parts", "split_variables"]
 
+#: For each variable that is replaced, the expression in its place and the new variables in that, outermost
+#: first.
+Parts = Mapping[Index, tuple[Index, tuple[Index, ...]]]
 
 #: A variable whose low part nobody uses (each element repeats) is split only into pieces of this length at
 #: least: a shorter inner loop would cost more than a gather.
@@ -45,10 +48,8 @@ def _divisors(e: Index, found: dict[Index, set[int]], low: set[Index]) -> None:
         _divisors(x, found, low)
 
 
-def split_variables(
-    variables: Sequence[Index], indices: Iterable[Index]
-) -> dict[Index, tuple[Index, tuple[Index, ...]]]:
-    """``{v: (expression, (outermost part, ...))}`` for each variable that a chain of divisors divides."""
+def split_variables(variables: Sequence[Index], indices: Iterable[Index]) -> Parts:
+    """The parts of each variable that a chain of divisors divides."""
     found: dict[Index, set[int]] = {}
     low: set[Index] = set()
     for i in indices:
