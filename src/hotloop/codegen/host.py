@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,7 @@ class _Host:
         self.objects: list[Any] = []
 
     def text(self) -> str:
-        last_use = self.last_uses()
-        self.body_inputs(last_use)
+        self.body_inputs()
         for name, place in self.s.placements.items():
             if place.kind == "output":
                 self.allocate_output(self.p.buffers[name])
@@ -66,8 +65,7 @@ class _Host:
                 self.kernel(step)
             else:
                 self.extern(step)
-            dead = [*(self.s.frees[i] if i < len(self.s.frees) else ()), *last_use.get(i, ())]
-            self.free(dead)
+            self.free(self.s.frees[i] if i < len(self.s.frees) else ())
         self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
         self.unname_single_pointers()
         return self.assemble()
@@ -87,11 +85,8 @@ class _Host:
 
     # --- inputs and outputs ---------------------------------------------------------------------------------
 
-    def last_uses(self) -> dict[int, list[str]]:
-        """Nothing is freed early among the inputs: the caller decides how long they live."""
-        return {}
-
-    def body_inputs(self, last_use: Mapping[int, list[str]]) -> None:
+    def body_inputs(self) -> None:
+        # None of them is freed early: the caller decides how long they live.
         names = [n if n is not None else f"_{k}" for k, n in enumerate(self.p.inputs)]
         if names:
             self.body.append(
@@ -279,7 +274,7 @@ class _Host:
         self.objects.append(value)
         return name
 
-    def free(self, dead: list[str]) -> None:
+    def free(self, dead: Sequence[str]) -> None:
         if dead:
             gone = list(dead)
             for v, name in list(self.views.items()):
