@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, overload
 
 __all__ = [
     "Index",
@@ -24,6 +24,7 @@ __all__ = [
     "as_index",
     "coefficient",
     "const",
+    "contiguous_strides",
     "delinearize",
     "evaluate",
     "floordiv",
@@ -503,30 +504,53 @@ def _symbolic_mod(a: Index, b: Index) -> Index:
 def minimum(a: IndexLike, b: IndexLike) -> Index:
     """The smaller one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
-    if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
+    if _at_most(a, b):
         return a
-    if b.hi is not None and a.lo is not None and b.hi <= a.lo:
-        return b
-    a, b = sorted((a, b), key=lambda e: e._order)
-    lo = None if a.lo is None or b.lo is None else min(a.lo, b.lo)
-    his = [h for h in (a.hi, b.hi) if h is not None]
-    return _make("min", (a, b), lo, min(his) if his else None, a.free_vars | b.free_vars)
+    return b if _at_most(b, a) else _choice("min", min, a, b)
 
 
 def maximum(a: IndexLike, b: IndexLike) -> Index:
     """The larger one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
-    if a is b or (a.lo is not None and b.hi is not None and a.lo >= b.hi):
+    if _at_most(b, a):
         return a
-    if b.lo is not None and a.hi is not None and b.lo >= a.hi:
-        return b
+    return b if _at_most(a, b) else _choice("max", max, a, b)
+
+
+def _at_most(a: Index, b: Index) -> bool:
+    """Whether ``a <= b`` is certain."""
+    return a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo)
+
+
+def _choice(kind: str, pick: Callable[[int, int], int], a: Index, b: Index) -> Index:
+    """The minimum or the maximum of two whose bounds overlap; ``pick`` is the same of numbers."""
     a, b = sorted((a, b), key=lambda e: e._order)
-    hi = None if a.hi is None or b.hi is None else max(a.hi, b.hi)
-    los = [v for v in (a.lo, b.lo) if v is not None]
-    return _make("max", (a, b), max(los) if los else None, hi, a.free_vars | b.free_vars)
+
+    def bound(x: int | None, y: int | None, either: bool) -> int | None:
+        """Of two bounds on one side, an unknown one leaves the result open unless ``either`` holds alone."""
+        if x is not None and y is not None:
+            return pick(x, y)
+        return (y if x is None else x) if either else None
+
+    lo, hi = bound(a.lo, b.lo, kind == "max"), bound(a.hi, b.hi, kind == "min")
+    return _make(kind, (a, b), lo, hi, a.free_vars | b.free_vars)
 
 
 # --- using expressions --------------------------------------------------------------------------------------
+
+
+@overload
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]: ...
+@overload
+def contiguous_strides(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]: ...
+def contiguous_strides(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
+    """Row-major strides in elements; a size of 0 counts as 1, as PyTorch does."""
+    out: list[IndexLike] = []
+    step: IndexLike = 1
+    for s in reversed(sizes):
+        out.append(step)
+        step = step * (max(s, 1) if isinstance(s, int) else maximum(s, 1))
+    return tuple(reversed(out))
 
 
 def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:

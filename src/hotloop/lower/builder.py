@@ -24,21 +24,11 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, ViewRef
 
-__all__ = ["Builder", "Number", "Rule", "Value", "View", "contiguous_strides", "loop_vars"]
+__all__ = ["Builder", "Number", "Rule", "Value", "View", "loop_vars"]
 
 Number = bool | int | float
 Point = Sequence[IndexLike]
 Vars = tuple[Index, ...]
-
-
-def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements; a size of 0 counts as 1, as PyTorch does."""
-    out: list[int] = []
-    step = 1
-    for s in reversed(sizes):
-        out.append(step)
-        step *= max(int(s), 1)
-    return tuple(reversed(out))
 
 
 def loop_vars(prefix: str, sizes: Sequence[IndexLike]) -> Vars:
@@ -107,7 +97,7 @@ class View:
         if tuple(sizes) == self.sizes:
             return self
         return self.remap(
-            sizes, lambda v: ix.delinearize(ix.linearize(v, contiguous_strides(sizes)), self.sizes)
+            sizes, lambda v: ix.delinearize(ix.linearize(v, ix.contiguous_strides(sizes)), self.sizes)
         )
 
 
@@ -156,7 +146,7 @@ class Builder:
         """A new buffer, seen whole."""
         name = name or self._fresh("b")
         own = tuple(int(s) for s in sizes)
-        steps = contiguous_strides(own) if strides is None else tuple(int(s) for s in strides)
+        steps = ix.contiguous_strides(own) if strides is None else tuple(int(s) for s in strides)
         self.buffers[name] = Buffer(name, dtype, own, steps, kind, **more)
         return self.whole(name)
 
@@ -171,12 +161,12 @@ class Builder:
         """Eager's strides where ``like`` has this shape and is dense without overlap; contiguous
         otherwise."""
         if like is None or tuple(like.shape) != tuple(sizes):
-            return contiguous_strides(sizes)
+            return ix.contiguous_strides(sizes)
         strides = tuple(int(s) for s in like.stride())
         step = 1
         for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
             if stride != step:
-                return contiguous_strides(sizes)
+                return ix.contiguous_strides(sizes)
             step *= size
         return strides
 
@@ -251,7 +241,7 @@ class Builder:
         if view.numel == 0:
             rest = ix.const(0)
         # A dimension of size 1 may have any stride: give it the one that eager would.
-        steps = contiguous_strides(view.sizes)
+        steps = ix.contiguous_strides(view.sizes)
         strides = [
             st if sz != 1 else _stride_of_one(view.sizes, strides, k, steps) for k, (sz, st) in
             enumerate(zip(view.sizes, strides, strict=True))

@@ -227,6 +227,12 @@ def _empty(s: _Split) -> bool:
     return s.count == 0 and math.prod(s.sizes) > 0
 
 
+def _of_extremes(x: View, dim: int | Sequence[int] | None, keepdim: bool) -> _Split | None:
+    """What is kept and what reduced; ``None`` where there is no extreme that generated code could find."""
+    s = _Split(x, dim, keepdim)
+    return None if x.dtype not in SUPPORTED or _empty(s) else s
+
+
 def _extreme(b: Builder, x: View, s: _Split, kind: str, like: torch.Tensor) -> View:
     if x.dtype is torch.bool:
         return _reduce(b, x, s, "any" if kind == "max" else "all", torch.bool, lambda e, _: e, like)
@@ -241,10 +247,8 @@ def _amax(kind: str) -> Rule:
         dim: int | Sequence[int] | None = None,
         keepdim: bool = False,
     ) -> Any:
-        s = _Split(x, dim, keepdim)
-        if x.dtype not in SUPPORTED or _empty(s):
-            return NotImplemented
-        return _extreme(b, x, s, kind, result(node))
+        s = _of_extremes(x, dim, keepdim)
+        return NotImplemented if s is None else _extreme(b, x, s, kind, result(node))
 
     return rule
 
@@ -257,8 +261,8 @@ def _extreme_and_position(kind: str) -> Rule:
     """``max.dim``, ``min.dim``: the values and where the first of them is."""
 
     def rule(b: Builder, node: torch.fx.Node, x: View, dim: int, keepdim: bool = False) -> Any:
-        s = _Split(x, dim, keepdim)
-        if x.dtype not in SUPPORTED or _empty(s):
+        s = _of_extremes(x, dim, keepdim)
+        if s is None:
             return NotImplemented
         value = _extreme(b, x, s, kind, result(node, 0)) if uses(node, 0) else None
         at = _position(b, x, s, f"arg{kind}", result(node, 1)) if uses(node, 1) else None
@@ -269,10 +273,8 @@ def _extreme_and_position(kind: str) -> Rule:
 
 def _arg_extreme(kind: str) -> Rule:
     def rule(b: Builder, node: torch.fx.Node, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
-        s = _Split(x, dim, keepdim)
-        if x.dtype not in SUPPORTED or _empty(s):
-            return NotImplemented
-        return _position(b, x, s, kind, result(node))
+        s = _of_extremes(x, dim, keepdim)
+        return NotImplemented if s is None else _position(b, x, s, kind, result(node))
 
     return rule
 
@@ -280,8 +282,8 @@ def _arg_extreme(kind: str) -> Rule:
 def _aminmax(
     b: Builder, node: torch.fx.Node, x: View, *, dim: int | None = None, keepdim: bool = False
 ) -> Any:
-    s = _Split(x, dim, keepdim)
-    if x.dtype not in SUPPORTED or _empty(s):
+    s = _of_extremes(x, dim, keepdim)
+    if s is None:
         return NotImplemented
     return tuple(
         _extreme(b, x, s, kind, result(node, k)) if uses(node, k) else None

@@ -250,18 +250,9 @@ def split_reductions(p: LoopProgram, threads: int) -> LoopProgram:
         name = f"{op.out}_part"
         partial, final = _split(op, k, factor, name)
         sizes = tuple(v.extent for v in partial.vars)
-        buffers[name] = Buffer(name, op.body.dtype, sizes, _row_major(sizes))
+        buffers[name] = Buffer(name, op.body.dtype, sizes, ix.contiguous_strides(sizes))
         ops += [partial, final]
     return p if len(ops) == len(p.ops) else replace(p, ops=tuple(ops), buffers=buffers)
-
-
-def _row_major(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
-    out: list[IndexLike] = []
-    step = 1
-    for s in reversed(sizes):
-        out.append(step)
-        step *= s if isinstance(s, int) else s.value
-    return tuple(reversed(out))
 
 
 def _split_factor(op: Reduce, buffers: Mapping[str, Buffer], threads: int) -> tuple[int, int] | None:
