@@ -7,14 +7,12 @@
 // has its own two functions. The _partial forms touch n elements only, and read 0 in the other lanes.
 template <class T, int W> struct memory_of { typedef T type __attribute__((vector_size(W * sizeof(T)), aligned(1), may_alias)); };
 template <int W, class T> HL reg<T, W> load(const T* p) {
-    if constexpr (same<T, bf16>) return bf16_from_bits(load<W>(&p->bits));
-    else if constexpr (same<T, f16>) return f16_from_bits(load<W>(&p->bits));
+    if constexpr (is_small_float<T>) return from_bits<T>(load<W>(&p->bits));
     else if constexpr (W == 1) return *p;
     else return *(const typename memory_of<T, W>::type*)p;
 }
 template <int W, class T> HL void store(T* p, reg<T, W> v) {
-    if constexpr (same<T, bf16>) store<W>(&p->bits, bf16_bits(v));
-    else if constexpr (same<T, f16>) store<W>(&p->bits, f16_bits(v));
+    if constexpr (is_small_float<T>) store<W>(&p->bits, to_bits<T>(v));
     else if constexpr (W == 1) *p = v;
     else *(typename memory_of<T, W>::type*)p = v;
 }
@@ -56,8 +54,7 @@ template <int STEP, class T> HL void copy_first(T* to, const T* from, i64 n) {  
     if constexpr (STEP > 1) copy_first<STEP / 2>(to, from, n);
 }
 template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n) {
-    if constexpr (same<T, bf16>) return bf16_from_bits(load_partial<W>(&p->bits, n));
-    else if constexpr (same<T, f16>) return f16_from_bits(load_partial<W>(&p->bits, n));
+    if constexpr (is_small_float<T>) return from_bits<T>(load_partial<W>(&p->bits, n));
     else if constexpr (W == 1) return n > 0 ? *p : T(0);
     else {
         if (n >= W) return load<W>(p);
@@ -69,8 +66,7 @@ template <int W, class T> HL reg<T, W> load_partial(const T* p, i64 n) {
     }
 }
 template <int W, class T> HL void store_partial(T* p, reg<T, W> v, i64 n) {
-    if constexpr (same<T, bf16>) store_partial<W>(&p->bits, bf16_bits(v), n);
-    else if constexpr (same<T, f16>) store_partial<W>(&p->bits, f16_bits(v), n);
+    if constexpr (is_small_float<T>) store_partial<W>(&p->bits, to_bits<T>(v), n);
     else if constexpr (W == 1) { if (n > 0) *p = v; }
     else {
         if (n >= W) return store<W>(p, v);

@@ -403,6 +403,13 @@ template <class V> HL like<V, u16> f16_bits(V v) {
     }
 }
 template <class V> HL V round_f16(V v) { return f16_from_bits(f16_bits(v)); }
+// The same for T, which is one of the two.
+template <class T, class U> HL like<U, f32> from_bits(U u) {
+    if constexpr (same<T, bf16>) return bf16_from_bits(u); else return f16_from_bits(u);
+}
+template <class T, class V> HL like<V, u16> to_bits(V v) {
+    if constexpr (same<T, bf16>) return bf16_bits(v); else return f16_bits(v);
+}
 
 // @section cast needs: small_floats
 // cast<T>(v): the lanes of v as T, as eager PyTorch casts on a CPU. Casts to bf16 and f16 give the
