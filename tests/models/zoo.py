@@ -113,15 +113,37 @@ class Entry:
 
 ZOO: dict[str, Entry] = {}
 
+Sizes = dict[str, Any]
+Inputs = Callable[[Any, bool], dict[str, Any]]
 
-def _entry(name: str, extract: Extract | None) -> Callable[..., Callable[[bool], Made]]:
-    def register(
-        make: Callable[[bool], Made],
-    ) -> Callable[[bool], Made]:
-        ZOO[name] = Entry(name, make, extract)
-        return make
 
-    return register
+def _model(
+    name: str,
+    extract: Extract | None,
+    config: str,
+    model: str,
+    inputs: Inputs,
+    tiny: Sizes,
+    full: Sizes | None = None,
+    cache: bool | None = None,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> None:
+    """A model of transformers, whose classes are imported when it is built.
+
+    Arguments:
+        config, model: the names of the classes.
+        inputs: from the configuration, and whether it is the tiny one, to the keyword arguments of a call.
+        tiny, full: what the configuration is given; the published sizes are mostly the defaults.
+        cache: the configuration's ``use_cache``, where it has one.
+    """
+
+    def make(small: bool) -> Made:
+        more = {} if cache is None else {"use_cache": cache}
+        own: Any = getattr(hf, config)(**more, **(tiny if small else full or {}))
+        built = _initialise_norms(getattr(hf, model)(own))
+        return wrap(built), inputs(own, small)
+
+    ZOO[name] = Entry(name, make, extract)
 
 
 def build(name: str, size: Size = "tiny") -> Sample:
@@ -152,15 +174,60 @@ def _span(result: Any) -> tuple[torch.Tensor, ...]:
     return (result.start_logits, result.end_logits)
 
 
+# ---------------------------------------------------------------------------------------- inputs
+
+
 def _tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(5, vocabulary, (batch, length))
 
 
-def _padded_text(vocabulary: int, batch: int, length: int) -> dict[str, torch.Tensor]:
+def _text(batch: int, length: int, full: int = 128) -> Inputs:
+    """Token numbers; the full model gets one row of ``full``."""
+
+    def inputs(config: Any, tiny: bool) -> dict[str, Any]:
+        return {"input_ids": _tokens(config.vocab_size, *((batch, length) if tiny else (1, full)))}
+
+    return inputs
+
+
+def _padded_text(batch: int, length: int) -> Inputs:
     """Token numbers with a mask whose last row ends early, as in a batch of real sentences."""
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[-1, length - length // 5 :] = 0
-    return {"input_ids": _tokens(vocabulary, batch, length), "attention_mask": mask}
+
+    def inputs(config: Any, tiny: bool) -> dict[str, Any]:
+        rows, columns = (batch, length) if tiny else (1, 128)
+        mask = torch.ones(rows, columns, dtype=torch.int64)
+        mask[-1, columns - columns // 5 :] = 0
+        return {"input_ids": _tokens(config.vocab_size, rows, columns), "attention_mask": mask}
+
+    return inputs
+
+
+def _image(height: int | None = None, width: int | None = None, full: int = 224) -> Inputs:
+    """Two small images or a full one; without a size, of the one that the configuration names."""
+
+    def inputs(config: Any, tiny: bool) -> dict[str, Any]:
+        if height is None:
+            shape = (config.image_size, config.image_size)
+        else:
+            shape = (height, width) if tiny else (full, full)
+        return {"pixel_values": torch.randn(2 if tiny else 1, 3, *shape)}
+
+    return inputs
+
+
+def _text_pair(config: Any, tiny: bool) -> dict[str, Any]:
+    source = _padded_text(2, 19)(config, tiny)
+    return {**source, "decoder_input_ids": _tokens(config.vocab_size, *((2, 13) if tiny else (1, 64)))}
+
+
+def _spectrogram(config: Any, tiny: bool) -> dict[str, Any]:
+    batch, target = (2, 11) if tiny else (1, 32)
+    features = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions)
+    return {"input_features": features, "decoder_input_ids": _tokens(config.vocab_size, batch, target)}
+
+
+def _sound(_: Any, tiny: bool) -> dict[str, Any]:
+    return {"input_values": torch.randn(2, 611) if tiny else torch.randn(1, 16000)}
 
 
 def _initialise_norms(model: nn.Module) -> nn.Module:
@@ -180,377 +247,185 @@ def _initialise_norms(model: nn.Module) -> nn.Module:
 
 # ---------------------------------------------------------------------------------------- text
 
+_model(
+    "bert", _hidden_and_pooled, "BertConfig", "BertModel", _padded_text(2, 21),
+    tiny={
+        "vocab_size": 211, "hidden_size": 60, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 148, "max_position_embeddings": 64,
+    },
+)  # fmt: skip
 
-@_entry("bert", _hidden_and_pooled)
-def _bert(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 211,
-            "hidden_size": 60,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 148,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.BertConfig(**sizes)
-    model = _initialise_norms(hf.BertModel(config))
-    return model, _padded_text(config.vocab_size, 2, 21) if tiny else _padded_text(config.vocab_size, 1, 128)
+_model(
+    "mobilebert_qa", _span, "MobileBertConfig", "MobileBertForQuestionAnswering", _padded_text(2, 19),
+    tiny={
+        "vocab_size": 211, "hidden_size": 72, "embedding_size": 36, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "intermediate_size": 100, "true_hidden_size": 36,
+        "intra_bottleneck_size": 36, "num_feedforward_networks": 2, "max_position_embeddings": 64,
+    },
+)  # fmt: skip
 
+_model(
+    "distilbert", _logits, "DistilBertConfig", "DistilBertForSequenceClassification", _padded_text(2, 23),
+    tiny={
+        "vocab_size": 211, "dim": 52, "n_layers": 2, "n_heads": 4, "hidden_dim": 116,
+        "max_position_embeddings": 64,
+    },
+)  # fmt: skip
 
-@_entry("mobilebert_qa", _span)
-def _mobilebert(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 211,
-            "hidden_size": 72,
-            "embedding_size": 36,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 3,
-            "intermediate_size": 100,
-            "true_hidden_size": 36,
-            "intra_bottleneck_size": 36,
-            "num_feedforward_networks": 2,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.MobileBertConfig(**sizes)
-    model = _initialise_norms(hf.MobileBertForQuestionAnswering(config))
-    return model, _padded_text(config.vocab_size, 2, 19) if tiny else _padded_text(config.vocab_size, 1, 128)
+_model(
+    "gpt2", _logits, "GPT2Config", "GPT2LMHeadModel", _text(2, 21),
+    cache=False,
+    tiny={
+        "vocab_size": 223, "n_embd": 60, "n_layer": 2, "n_head": 3, "n_positions": 64, "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+)  # fmt: skip
 
+_LLAMA_TINY: Sizes = {
+    "vocab_size": 227, "hidden_size": 56, "intermediate_size": 140, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+_LLAMA_FULL: Sizes = {
+    "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8,
+    "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 512,
+}  # fmt: skip
 
-@_entry("distilbert", _logits)
-def _distilbert(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 211,
-            "dim": 52,
-            "n_layers": 2,
-            "n_heads": 4,
-            "hidden_dim": 116,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.DistilBertConfig(**sizes)
-    model = _initialise_norms(hf.DistilBertForSequenceClassification(config))
-    return model, _padded_text(config.vocab_size, 2, 23) if tiny else _padded_text(config.vocab_size, 1, 128)
+_model(
+    "llama", _logits, "LlamaConfig", "LlamaForCausalLM", _text(2, 19), _LLAMA_TINY, _LLAMA_FULL,
+    cache=False,
+)  # fmt: skip
 
 
-@_entry("gpt2", _logits)
-def _gpt2(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 223,
-            "n_embd": 60,
-            "n_layer": 2,
-            "n_head": 3,
-            "n_positions": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.GPT2Config(use_cache=False, **sizes)
-    model = _initialise_norms(hf.GPT2LMHeadModel(config))
-    return model, {"input_ids": _tokens(config.vocab_size, *((2, 21) if tiny else (1, 128)))}
-
-
-def _llama_model(tiny: bool, use_cache: bool) -> tuple[Any, Any]:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 227,
-            "hidden_size": 56,
-            "intermediate_size": 140,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {
-            "vocab_size": 32000,
-            "hidden_size": 768,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 512,
-        }
-    )
-    config: Any = hf.LlamaConfig(use_cache=use_cache, **sizes)
-    return _initialise_norms(hf.LlamaForCausalLM(config)), config
-
-
-@_entry("llama", _logits)
-def _llama(tiny: bool) -> Made:
-    model, config = _llama_model(tiny, use_cache=False)
-    return model, {"input_ids": _tokens(config.vocab_size, *((2, 19) if tiny else (1, 128)))}
-
-
-@_entry("llama_decode", None)
-def _llama_decode(tiny: bool) -> Made:
-    model, config = _llama_model(tiny, use_cache=True)
+def _past(config: Any, tiny: bool) -> dict[str, Any]:
+    """One token, and the keys and values of those before it."""
     batch, length = (2, 13) if tiny else (1, 128)
     head = config.hidden_size // config.num_attention_heads
     shape = (batch, config.num_key_value_heads, length, head)
     past = [(torch.randn(shape), torch.randn(shape)) for _ in range(config.num_hidden_layers)]
-    inputs = {
+    return {
         "input_ids": _tokens(config.vocab_size, batch, 1),
         "position_ids": torch.full((batch, 1), length, dtype=torch.int64),
         "past": past,
     }
-    return DecodeStep(model), inputs
 
 
-@_entry("qwen3", _logits)
-def _qwen3(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 229,
-            "hidden_size": 52,
-            "intermediate_size": 124,
-            "num_hidden_layers": 2,
-            "head_dim": 20,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {
-            "vocab_size": 32000,
-            "hidden_size": 768,
-            "intermediate_size": 2304,
-            "num_hidden_layers": 8,
-            "head_dim": 128,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 512,
-        }
-    )
-    config: Any = hf.Qwen3Config(use_cache=False, **sizes)
-    model = _initialise_norms(hf.Qwen3ForCausalLM(config))
-    return model, {"input_ids": _tokens(config.vocab_size, *((2, 21) if tiny else (1, 128)))}
+_model(
+    "llama_decode", None, "LlamaConfig", "LlamaForCausalLM", _past, _LLAMA_TINY, _LLAMA_FULL,
+    cache=True, wrap=DecodeStep,
+)  # fmt: skip
 
+_model(
+    "qwen3", _logits, "Qwen3Config", "Qwen3ForCausalLM", _text(2, 21),
+    cache=False,
+    tiny={
+        "vocab_size": 229, "hidden_size": 52, "intermediate_size": 124, "num_hidden_layers": 2,
+        "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    },
+    full={
+        "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 8,
+        "head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512,
+    },
+)  # fmt: skip
 
-@_entry("mixtral", _logits)
-def _mixtral(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 233,
-            "hidden_size": 56,
-            "intermediate_size": 88,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "max_position_embeddings": 64,
-        }
-        if tiny
-        else {
-            "vocab_size": 32000,
-            "hidden_size": 512,
-            "intermediate_size": 1280,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "max_position_embeddings": 512,
-        }
-    )
-    config: Any = hf.MixtralConfig(use_cache=False, **sizes)
-    model = _initialise_norms(hf.MixtralForCausalLM(config))
-    return model, {"input_ids": _tokens(config.vocab_size, *((1, 11) if tiny else (1, 128)))}
+_model(
+    "mixtral", _logits, "MixtralConfig", "MixtralForCausalLM", _text(1, 11),
+    cache=False,
+    tiny={
+        "vocab_size": 233, "hidden_size": 56, "intermediate_size": 88, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "max_position_embeddings": 64,
+    },
+    full={
+        "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "max_position_embeddings": 512,
+    },
+)  # fmt: skip
 
+_model(
+    "t5", _hidden, "T5Config", "T5Model", _text_pair,
+    cache=False,
+    tiny={"vocab_size": 239, "d_model": 44, "d_kv": 12, "d_ff": 100, "num_layers": 2, "num_heads": 3},
+)  # fmt: skip
 
-@_entry("t5", _hidden)
-def _t5(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {"vocab_size": 239, "d_model": 44, "d_kv": 12, "d_ff": 100, "num_layers": 2, "num_heads": 3}
-        if tiny
-        else {}
-    )
-    config: Any = hf.T5Config(use_cache=False, **sizes)
-    model = _initialise_norms(hf.T5Model(config))
-    batch, source, target = (2, 19, 13) if tiny else (1, 128, 64)
-    inputs: dict[str, Any] = _padded_text(config.vocab_size, batch, source)
-    return model, {**inputs, "decoder_input_ids": _tokens(config.vocab_size, batch, target)}
-
-
-@_entry("mamba", _logits)
-def _mamba(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {"vocab_size": 241, "hidden_size": 36, "state_size": 7, "num_hidden_layers": 2, "time_step_rank": 5}
-        if tiny
-        else {"vocab_size": 32000, "hidden_size": 512, "state_size": 16, "num_hidden_layers": 4}
-    )
-    config: Any = hf.MambaConfig(use_cache=False, **sizes)
-    model = _initialise_norms(hf.MambaForCausalLM(config))
-    return model, {"input_ids": _tokens(config.vocab_size, *((2, 9) if tiny else (1, 64)))}
-
+_model(
+    "mamba", _logits, "MambaConfig", "MambaForCausalLM", _text(2, 9, full=64),
+    cache=False,
+    tiny={
+        "vocab_size": 241, "hidden_size": 36, "state_size": 7, "num_hidden_layers": 2, "time_step_rank": 5,
+    },
+    full={"vocab_size": 32000, "hidden_size": 512, "state_size": 16, "num_hidden_layers": 4},
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- speech
 
+_model(
+    "whisper", _hidden, "WhisperConfig", "WhisperModel", _spectrogram,
+    cache=False,
+    tiny={
+        "vocab_size": 251, "num_mel_bins": 20, "d_model": 52, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 108,
+        "decoder_ffn_dim": 108, "max_source_positions": 23, "max_target_positions": 32, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    },
+)  # fmt: skip
 
-@_entry("whisper", _hidden)
-def _whisper(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "vocab_size": 251,
-            "num_mel_bins": 20,
-            "d_model": 52,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 108,
-            "decoder_ffn_dim": 108,
-            "max_source_positions": 23,
-            "max_target_positions": 32,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.WhisperConfig(use_cache=False, **sizes)
-    model = _initialise_norms(hf.WhisperModel(config))
-    batch, target = (2, 11) if tiny else (1, 32)
-    features = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions)
-    return model, {"input_features": features, "decoder_input_ids": _tokens(config.vocab_size, batch, target)}
-
-
-@_entry("wav2vec2", _logits)
-def _wav2vec2(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "hidden_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 100,
-            "conv_dim": (20, 24, 28),
-            "conv_kernel": (10, 3, 2),
-            "conv_stride": (5, 2, 2),
-            "num_feat_extract_layers": 3,
-            "num_conv_pos_embeddings": 8,
-            "num_conv_pos_embedding_groups": 4,
-        }
-        if tiny
-        else {}
-    )
-    config: Any = hf.Wav2Vec2Config(**sizes)
-    model = _initialise_norms(hf.Wav2Vec2ForCTC(config))
-    return model, {"input_values": torch.randn(2, 611) if tiny else torch.randn(1, 16000)}
-
+_model(
+    "wav2vec2", _logits, "Wav2Vec2Config", "Wav2Vec2ForCTC", _sound,
+    tiny={
+        "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 100,
+        "conv_dim": (20, 24, 28), "conv_kernel": (10, 3, 2), "conv_stride": (5, 2, 2),
+        "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4,
+    },
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- vision
 
+_model(
+    "vit", _logits, "ViTConfig", "ViTForImageClassification", _image(),
+    tiny={
+        "image_size": 30, "patch_size": 6, "hidden_size": 52, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 116, "num_labels": 11,
+    },
+    full={"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_labels": 1000},
+)  # fmt: skip
 
-@_entry("vit", _logits)
-def _vit(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "image_size": 30,
-            "patch_size": 6,
-            "hidden_size": 52,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 116,
-            "num_labels": 11,
-        }
-        if tiny
-        else {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_labels": 1000}
-    )
-    config: Any = hf.ViTConfig(**sizes)
-    model = _initialise_norms(hf.ViTForImageClassification(config))
-    return model, {"pixel_values": torch.randn(2 if tiny else 1, 3, config.image_size, config.image_size)}
+_model(
+    "swin", _logits, "SwinConfig", "SwinForImageClassification", _image(),
+    tiny={
+        "image_size": 48, "patch_size": 4, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4],
+        "window_size": 3, "num_labels": 11,
+    },
+    full={"num_labels": 1000},
+)  # fmt: skip
 
+_model(
+    "convnext", _logits, "ConvNextConfig", "ConvNextForImageClassification", _image(40, 40),
+    tiny={
+        "num_stages": 2, "hidden_sizes": [20, 36], "depths": [1, 2], "num_labels": 11,
+        "layer_scale_init_value": 0.5,
+    },
+    full={"num_labels": 1000},
+)  # fmt: skip
 
-@_entry("swin", _logits)
-def _swin(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "image_size": 48,
-            "patch_size": 4,
-            "embed_dim": 24,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 3,
-            "num_labels": 11,
-        }
-        if tiny
-        else {"num_labels": 1000}
-    )
-    config: Any = hf.SwinConfig(**sizes)
-    model = _initialise_norms(hf.SwinForImageClassification(config))
-    return model, {"pixel_values": torch.randn(2 if tiny else 1, 3, config.image_size, config.image_size)}
+_model(
+    "resnet", _logits, "ResNetConfig", "ResNetForImageClassification", _image(45, 45),
+    tiny={"embedding_size": 12, "hidden_sizes": [20, 44], "depths": [2, 2], "num_labels": 11},
+    full={"num_labels": 1000},
+)  # fmt: skip
 
+_model(
+    "mobilenet_v2", _logits, "MobileNetV2Config", "MobileNetV2ForImageClassification", _image(),
+    tiny={"image_size": 37, "depth_multiplier": 0.35, "num_labels": 11},
+    full={"num_labels": 1000},
+)  # fmt: skip
 
-@_entry("convnext", _logits)
-def _convnext(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "num_stages": 2,
-            "hidden_sizes": [20, 36],
-            "depths": [1, 2],
-            "num_labels": 11,
-            "layer_scale_init_value": 0.5,
-        }
-        if tiny
-        else {"num_labels": 1000}
-    )
-    model = _initialise_norms(hf.ConvNextForImageClassification(hf.ConvNextConfig(**sizes)))
-    return model, {"pixel_values": torch.randn(2, 3, 40, 40) if tiny else torch.randn(1, 3, 224, 224)}
-
-
-@_entry("resnet", _logits)
-def _resnet(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {"embedding_size": 12, "hidden_sizes": [20, 44], "depths": [2, 2], "num_labels": 11}
-        if tiny
-        else {"num_labels": 1000}
-    )
-    model = _initialise_norms(hf.ResNetForImageClassification(hf.ResNetConfig(**sizes)))
-    return model, {"pixel_values": torch.randn(2, 3, 45, 45) if tiny else torch.randn(1, 3, 224, 224)}
-
-
-@_entry("mobilenet_v2", _logits)
-def _mobilenet_v2(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {"image_size": 37, "depth_multiplier": 0.35, "num_labels": 11} if tiny else {"num_labels": 1000}
-    )
-    config: Any = hf.MobileNetV2Config(**sizes)
-    model = _initialise_norms(hf.MobileNetV2ForImageClassification(config))
-    return model, {"pixel_values": torch.randn(2 if tiny else 1, 3, config.image_size, config.image_size)}
-
-
-@_entry("segformer", _logits)
-def _segformer(tiny: bool) -> Made:
-    sizes: dict[str, Any] = (
-        {
-            "num_encoder_blocks": 2,
-            "depths": [1, 1],
-            "sr_ratios": [4, 2],
-            "hidden_sizes": [20, 36],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [1, 2],
-            "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 28,
-            "num_labels": 7,
-        }
-        if tiny
-        else {"num_labels": 150}
-    )
-    model = _initialise_norms(hf.SegformerForSemanticSegmentation(hf.SegformerConfig(**sizes)))
-    return model, {"pixel_values": torch.randn(2, 3, 48, 40) if tiny else torch.randn(1, 3, 256, 256)}
+_model(
+    "segformer", _logits, "SegformerConfig", "SegformerForSemanticSegmentation", _image(48, 40, full=256),
+    tiny={
+        "num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [4, 2], "hidden_sizes": [20, 36],
+        "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
+        "decoder_hidden_size": 28, "num_labels": 7,
+    },
+    full={"num_labels": 150},
+)  # fmt: skip
