@@ -18,7 +18,6 @@ PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/tour.md",
 #: Options that are understood and checked, but that no stage asks for yet.
 WITHOUT_EFFECT = (
     "freezing",
-    "fallback_random",
     "cpp_wrapper",
     "cudagraphs",
     "max_autotune",

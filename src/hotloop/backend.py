@@ -26,7 +26,7 @@ from hotloop.codegen.output_code import fusions, graph_key, print_output_code, s
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError, ToolchainError, describe_exception
-from hotloop.graph import layouts, passes
+from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
@@ -128,6 +128,7 @@ def _boxed(gm: torch.fx.GraphModule) -> Compiled:
 
 def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config) -> Compiled:
     """Compile one graph of AOTAutograd; the result takes the inputs as one list."""
+    random_states.settle(gm)
     if _is_symbolic(gm):
         return _PerSize(gm, kind, config)
     try:

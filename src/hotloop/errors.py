@@ -123,6 +123,10 @@ class IntegerDivisionError(HotloopError, ZeroDivisionError):
     """An integer was divided by zero. Eager raises RuntimeError("ZeroDivisionError"): this is both."""
 
 
+class ProbabilityError(HotloopError):
+    """A probability in the data is not within [0, 1]. Eager raises RuntimeError, which this is."""
+
+
 _LADDER_HINT = (
     'set TORCH_COMPILE_DEBUG=1 for the dumps of every stage; backend="hotloop_unfused", "hotloop_decomp" and '
     '"aot_eager" tell which stage is at fault; hotloop.config.on_error = "eager" runs such graphs uncompiled'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import subprocess
 from collections.abc import Sequence
@@ -889,6 +890,47 @@ def test_serial_kernels_have_no_threads() -> None:
     assert "omp" not in cpp.print_kernel(k, "avx2", openmp=False).text
 
 
+def random_kernels() -> list[Kernel]:
+    """All words: counters of 32 bits and of more, in vectors with a rest, one at a time, and of one value."""
+    key = ex.load("in0", (ix.const(0),), I64)
+    found = []
+    for n, start in ((77, 0), (77, 2**40 - 5), (3, 2**33)):
+        v = i("i0", n)
+        for kind in ("vector", "serial"):
+            stores = [Store(f"out{w}", v, ex.random(key, v + start, w)) for w in range(4)]
+            params = " ".join(["in0:int64", *(f"out{w}:int32" for w in range(4))])
+            found.append(kernel(f"random_{n}_{start}_{kind}", params, [Loop(v, 0, n, kind, tuple(stores))]))
+    v = i("i0", 40)
+    both = ex.call("bitwise_xor", ex.random(key, 7), ex.random(key, v * 3 + 1, 1))
+    return [*found, kernel("random_uniform", "in0:int64 out0:int32", [vector(v, Store("out0", v, both))])]
+
+
+@levels
+def test_random_bits(level: str, cache: Cache) -> None:
+    cases = []
+    for k in random_kernels():
+        n = next(s for s in k.body if isinstance(s, Loop)).stop
+        keys = torch.tensor([-0x123456789ABCDEF1])
+        cases.append(Case(k, keys, *(torch.zeros(n, dtype=I32) for _ in k.params[1:]), exact=True))
+    check(cases, level, cache)
+    (source,) = cpp.print_functions([random_kernels()[0]], "avx2")
+    assert source.text.count("threefry<") == 2 * 2, "a block gives two words, in vectors and for the rest"
+
+
+@levels
+def test_a_probability_outside_its_range_is_reported(level: str, cache: Cache) -> None:
+    v = i("i0", 37)
+    body = ex.call("probability", load("in0", v))
+    k = kernel("chance", "in0:float32 out0:float32", [vector(v, Store("out0", v, body))], checks=True)
+    case = Case(k, torch.linspace(0, 1, 37), torch.zeros(37), exact=True)
+    check([case], level, cache)
+    function = build([case], level, cache)["chance"]
+    for at, bad in ((0, -1e-7), (36, 1.0001), (20, math.nan)):
+        wrong = torch.linspace(0, 1, 37)
+        wrong[at] = bad
+        assert run(Case(k, wrong, torch.zeros(37)), function)[0] == 3
+
+
 def test_equal_kernels_share_a_function() -> None:
     a = row_softmax(8, 64)
     b = kernel("other", "in0:float32 out0:float32", a.body)
@@ -915,9 +957,9 @@ def test_text_does_not_depend_on_the_order_of_construction() -> None:
 
 def test_what_has_no_form_is_an_error() -> None:
     v = i("i0", 8)
-    body = ex.random("uniform", ex.const(1, I64), v, F32)
-    with pytest.raises(CompileError, match="random"):
-        cpp.print_kernel(kernel("k", "out0:float32", [vector(v, Store("out0", v, body))]), "avx2")
+    body = ex.random(load("in0", v, I64), v)
+    with pytest.raises(CompileError, match="key"):
+        cpp.print_kernel(kernel("k", "in0:int64 out0:int32", [vector(v, Store("out0", v, body))]), "avx2")
 
 
 @pytest.mark.skipif(NATIVE not in ("avx2", "avx512"), reason="an x86 compiler is needed")

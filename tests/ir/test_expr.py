@@ -115,7 +115,7 @@ INTEGER_BINARY: dict[str, Callable[[int, int], int]] = {
     "bitwise_or": lambda a, b: a | b,
     "bitwise_xor": lambda a, b: a ^ b,
 }
-TESTED_APART = {"signbit", "logical_not", "bitwise_not", "shl", "shr", "fma"}
+TESTED_APART = {"signbit", "logical_not", "bitwise_not", "shl", "shr", "fma", "probability"}
 
 
 def evaluate(op: str, *args: Tensor) -> Tensor:

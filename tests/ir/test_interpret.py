@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir import interpret
+from hotloop.ir.evaluate import random_word
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.interpret import run_program
@@ -39,7 +40,7 @@ from hotloop.ir.kernel import (
 )
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, Reduce, ViewRef
 
-F32, I64, BOOL = torch.float32, torch.int64, torch.bool
+F32, I32, I64, BOOL = torch.float32, torch.int32, torch.int64, torch.bool
 
 
 def buffer(
@@ -272,10 +273,39 @@ def test_unwritten_memory_is_conspicuous() -> None:
     assert isinstance(got, Tensor) and bool(got.isnan().all())
 
 
-def test_random_has_no_reference_yet() -> None:
-    p = pointwise((3,), lambda i: ex.random("uniform", ex.const(1, I64), i, F32))
-    with pytest.raises(NotImplementedError, match="uniform"):
-        run_program(p, [])
+def test_random_bits_are_those_of_the_published_generator() -> None:
+    """The authors' own test vectors (Random123, kat_vectors): key, counter, and both words."""
+    known = [
+        (0x0000000000000000, 0x0000000000000000, (0x6B200159, 0x99BA4EFE)),
+        (0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF, (0x1CB996FC, 0xBB002BE7)),
+        (0x0370734413198A2E, 0x85A308D3243F6A88, (0xC4923A9C, 0x483DF7A0)),
+    ]
+    for key, counter, words in known:
+        low, high = (c - (1 << 64) if c >> 63 else c for c in (key, counter))
+        got = [int(random_word(torch.tensor(low), torch.tensor(high), w)) & 0xFFFFFFFF for w in (0, 1)]
+        assert got == list(words)
+
+
+def test_random_bits_depend_on_key_and_counter_alone() -> None:
+    key = buffer("key", (), I64, "input")
+    p = pointwise((4, 5), lambda i, j: ex.random(ex.load("key", (), I64), i * 5 + j, 1), key, dtype=I32)
+    got = run_program(p, [torch.tensor(12345)])[0]
+    assert isinstance(got, Tensor)
+    assert_close(got.reshape(-1), random_word(torch.tensor(12345), torch.arange(20), 1))
+    assert len(set(got.reshape(-1).tolist())) == 20
+    with pytest.raises(TypeError, match="int64"):
+        ex.random(ex.const(0, F32), 0)
+
+
+X3 = buffer("x", (3,), kind="input")
+
+
+def test_a_probability_outside_its_range_is_a_fault() -> None:
+    p = pointwise((3,), lambda i: ex.call("probability", ex.load("x", (i,), F32)), X3)
+    assert_close(run_program(p, [torch.tensor([0.0, 0.5, 1.0])])[0], torch.tensor([0.0, 0.5, 1.0]))
+    for bad in (-0.1, 1.5, math.nan):
+        with pytest.raises(RuntimeError, match="outside"):
+            run_program(p, [torch.tensor([0.0, bad, 1.0])])
 
 
 # --- kernels ------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ from hotloop.ir.kernel import (
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, ViewRef
 from hotloop.ir.verify import verify_kernel, verify_program, verify_schedule
 
-F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool
+F32, F64, BF16, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.bool
+I32, I64 = torch.int32, torch.int64
 I, J = ix.var("i", 4), ix.var("j", 3)  # noqa: E741 - i, as in the dumps
 MM = torch.ops.aten.mm.default
 
@@ -115,7 +116,19 @@ BAD_BODIES: Mapping[str, tuple[Expr, str]] = {
     ),
     "integer operation on floats": (raw("shl", F32, x_at(), x_at()), "operation on integers"),
     "width of a bitcast": (raw("bitcast", F32, ex.const(1, I64)), "changes the width"),
-    "dtype of an index": (ex.cast(raw("index", torch.int32, attr=I), F32), "an index is int64"),
+    "dtype of an index": (ex.cast(raw("index", I32, attr=I), F32), "an index is int64"),
+    "key of a random number": (
+        ex.cast(raw("random", I32, ex.const(0, I32), attr=(0, I)), F32),
+        "under a key that is i32",
+    ),
+    "word of a random number": (
+        ex.cast(raw("random", I32, ex.const(0, I64), attr=(4, I)), F32),
+        "words 0 to 3, not 4",
+    ),
+    "counter of a random number": (
+        ex.cast(ex.random(ex.const(0, I64), I - 1), F32),
+        "may be negative",
+    ),
     "float index": (x_at(FLOAT_INDEX), "an index is read from f32"),
     "dtype of a load": (ex.cast(ex.load("x", (I, J), F64), F32), "as f64 reads x: input f32"),
     "number of indices": (ex.load("x", (I,), F32), "has 1 indices"),

@@ -214,6 +214,8 @@ def _widest(loop: Loop) -> int:
         for i in e.indices if e.op == "load" else ():
             if ix.coefficient(i, loop.var) is None:
                 widest = max(widest, 4 if fits_32_bits(i) else 8)
+        if e.op == "random" and not fits_32_bits(e.attr[1]):
+            widest = 8
         narrowed = e.op in COMPARE or e.op == "cast"
         if narrowed and all(narrow(a) is not None for a in e.args):
             widest = max(widest, 4)

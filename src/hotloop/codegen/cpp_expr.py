@@ -263,7 +263,7 @@ class ExprPrinter:
         if e.op == "masked":
             return self._masked(e)
         if e.op == "random":
-            raise CompileError("random numbers have no C++ form", stage="codegen", node=e.attr[0])
+            return self._random(e)
         return self._call(e)
 
     # --- memory ---------------------------------------------------------------------------------------------
@@ -432,6 +432,22 @@ class ExprPrinter:
             return code
         return self.bind(e, code, self._key(e, code.vector), stem="m" if e.dtype is torch.bool else "t")
 
+    def _random(self, e: Expr) -> Code:
+        """One of the words of a block, which is computed once for both."""
+        word, counter = e.attr
+        if self.is_vector(e.args[0]):
+            raise CompileError("every lane has a key of its own", stage="codegen", node=repr(e))
+        vector = self.is_vector(e)
+        key = self._key(ex.random(e.args[0], counter, word & 2), vector, "words")
+        words = self._find(key)
+        if words is None:
+            at = f"i64({self.index().scalar(counter).text})"
+            if vector:
+                at = self.index().vector(counter, "i32" if fits_32_bits(counter) else "i64").text
+            text = f"threefry<{word >> 1}>({self.value(e.args[0]).text}, {at})"
+            words = self.bind(e, Code(text, vector=vector), key, "auto", "random")
+        return Code(f"{words.text}.{'ab'[word & 1]}", vector=vector)
+
     def _select(self, e: Expr, cond: Code, a: Code, b: Code) -> Code:
         vector = cond.vector or a.vector or b.vector
         if not vector:
@@ -504,7 +520,7 @@ class ExprPrinter:
         name = _BITS[op][1] if op in _BITS else DIVISIONS.get(op) or _RENAMED.get(op, op)
         if name not in vocabulary():
             raise CompileError(f"{op} of {ex.dtype_name(kind)} has no C++ form", stage="codegen", node=op)
-        if op in DIVISIONS and not kind.is_floating_point:
+        if op == "probability" or (op in DIVISIONS and not kind.is_floating_point):
             texts.append("&error")
         if op == "signbit" and e.dtype is not torch.bool:
             return Code(f"mask_to<{register(e.dtype)}>(signbit({texts[0]}))", vector=vector)

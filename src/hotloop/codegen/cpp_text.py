@@ -2,10 +2,11 @@
 
 What comes in: the names a kernel uses (``load``, ``exp``, ``hsum``, ...).
 What goes out: C++ text without any ``#include``, to stand above the kernels.
-What holds in between: ``cpp_prelude.h``, ``cpp_memory.h`` and ``cpp_math.h`` are cut at lines such as
-``// @section exp needs: fma``; a section comes with everything it needs, in the order of the files.
+What holds in between: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h`` and ``cpp_random.h`` are cut at
+lines such as ``// @section exp needs: fma``; a section comes with everything it needs, in the order of the
+files.
 Pasting a part keeps a translation unit with one kernel near a tenth of a second.
-Next: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``.
+Next: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``, ``cpp_random.h``.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _closure(names: Iterable[str]) -> frozenset[str]:
 @cache
 def _sections() -> tuple[Section, ...]:
     folder = Path(__file__).parent
-    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h")
+    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h", "cpp_random.h")
     return tuple(section for file in files for section in _cut((folder / file).read_text()))
 
 

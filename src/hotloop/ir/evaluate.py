@@ -16,11 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hotloop.errors import ProbabilityError
+
 from . import index as ix
 from .expr import OPS, Expr, children
 from .index import Index, IndexLike
 
-__all__ = ["FUNCTIONS", "Bound", "Evaluator", "apply", "gather"]
+__all__ = ["FUNCTIONS", "Bound", "Evaluator", "apply", "gather", "random_word"]
 
 #: What a loop variable or a size symbol stands for.
 Bound = int | Tensor
@@ -49,6 +51,12 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     away = torch.where((error > 0) == (s > 0), 1, -1)
     adjust = torch.isfinite(s) & torch.isfinite(error) & (error != 0) & (bits & 1 == 0)
     return torch.where(adjust, bits + away, bits).view(torch.float64).float()
+
+
+def _probability(p: Tensor) -> Tensor:
+    if not bool(((p >= 0) & (p <= 1)).all()):
+        raise ProbabilityError("a probability is outside [0, 1]")
+    return p
 
 
 def _integer_division(plain: Callable[[Tensor, Tensor], Tensor], quotient: bool) -> Callable[..., Tensor]:
@@ -87,6 +95,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "fmod": _integer_division(torch.fmod, quotient=False),
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
+    "probability": _probability,
     "fma": _fma,
 }
 
@@ -105,11 +114,31 @@ def apply(e: Expr, args: Sequence[Tensor]) -> Tensor:
         out = torch.where(args[0], args[1], args[2])
     elif e.op == "const":
         return torch.tensor(e.value, dtype=e.dtype)
-    elif e.op == "random":
-        raise NotImplementedError(f"the random distribution {e.attr[0]!r} has no reference: {e!r}")
     else:
         raise TypeError(f"unknown node {e.op!r} in {e!r}")
     return out if out.dtype is e.dtype else out.to(e.dtype)
+
+
+_LOW = 0xFFFFFFFF
+#: By how many bits each round turns its second word; the parity that the third part of the key carries.
+_ROTATIONS, _PARITY = (13, 15, 26, 6, 17, 29, 16, 24), 0x1BD11BDA
+
+
+def random_word(key: Tensor, counter: Tensor, word: int) -> Tensor:
+    """The node ``random`` of ``expr.py``: 32-bit words held in int64, so that nothing overflows."""
+    parts = [key & _LOW, (key >> 32) & _LOW]
+    parts.append(parts[0] ^ parts[1] ^ _PARITY)
+    high = ((counter >> 32) & _LOW) | (word >> 1 << 31)
+    a, b = ((counter & _LOW) + parts[0]) & _LOW, (high + parts[1]) & _LOW
+    for turn in range(20):
+        by = _ROTATIONS[turn % 8]
+        a = (a + b) & _LOW
+        b = ((b << by) & _LOW | (b >> (32 - by))) ^ a
+        if turn % 4 == 3:
+            step = turn // 4 + 1
+            a = (a + parts[step % 3]) & _LOW
+            b = (b + parts[(step + 1) % 3] + step) & _LOW
+    return (b if word & 1 else a).to(torch.int32)
 
 
 def _order(e: Expr, done: Mapping[Expr, Tensor]) -> Iterator[Expr]:
@@ -168,6 +197,10 @@ class Evaluator:
         if e.op == "masked":
             return self._masked(e)
         args = [self._values[a] for a in e.args]
+        if e.op == "random":
+            return random_word(args[0], self.index(e.attr[1]), e.attr[0])
+        if e.op == "probability" and self._guard is not None:
+            args[0] = torch.where(self._guard, args[0], torch.zeros_like(args[0]))
         if e.op in _DIVISIONS and self._guard is not None and not e.dtype.is_floating_point:
             args[1] = torch.where(self._guard, args[1], torch.ones_like(args[1]))
         return apply(e, args)

@@ -39,6 +39,7 @@ __all__ = [
     "load",
     "local",
     "masked",
+    "own_indices",
     "random",
     "replace_atoms",
     "rewrite_loads",
@@ -90,6 +91,7 @@ def _table() -> dict[str, OpInfo]:
     define("bitwise_and bitwise_or bitwise_xor shl shr", 2, continuous=False)
     define("logical_and logical_or logical_xor", 2, "bool", continuous=False)
     define("eq ne lt le gt ge", 2, "bool", continuous=False)
+    define("probability", 1, cost=2)  # the argument itself; a fault where it is not within [0, 1]
     define("fma", 3)  # a * b + c, rounded once
     return ops
 
@@ -107,7 +109,7 @@ class Expr:
     ``const``      ``()``                 a Python bool, int, float (NaN and -0.0 are kept apart)
     ``index``      ``()``                 an ``Index``; dtype int64
     ``local``      ``()``                 the name of a value defined by a kernel's ``Let`` or accumulator
-    ``random``     ``(seed,)``            ``(distribution, Index offset)``
+    ``random``     ``(key,)``             ``(word, Index counter)``: 32 random bits, see ``random``
     ``cast``       ``(x,)``               ``implicit`` (bool)
     ``bitcast``    ``(x,)``               ``None``
     ``where``      ``(cond, a, b)``       ``None``: both sides are evaluated
@@ -255,10 +257,17 @@ def local(name: str, dtype: torch.dtype) -> Expr:
     return _make("local", dtype, (), name)
 
 
-def random(distribution: str, seed: Expr, offset: IndexLike, dtype: torch.dtype) -> Expr:
-    """A counter-based random number: the element number ``offset`` of the stream ``seed``."""
-    offset = ix.as_index(offset)
-    return _make("random", dtype, (seed,), (distribution, offset), offset.free_vars)
+def random(key: Expr, counter: IndexLike, word: int = 0) -> Expr:
+    """32 random bits, as an int32: a function of the key and the counter, so that every reader sees the same.
+
+    Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011) under the 64-bit ``key`` makes two 32-bit words of each block. The words 0 and 1 are those of the
+    block ``counter``, which is not negative; 2 and 3 those of the block ``counter + 2**63``.
+    """
+    counter = ix.as_index(counter)
+    if key.dtype is not torch.int64:
+        raise TypeError(f"a random number has an int64 as its key, not {key!r}")
+    return _make("random", torch.int32, (key,), (word, counter), counter.free_vars)
 
 
 # --- operations ---------------------------------------------------------------------------------------------
@@ -434,15 +443,16 @@ def walk(e: Expr) -> Iterator[Expr]:
         stack.extend((child, False) for child in children(node) if child not in seen)
 
 
+def own_indices(e: Expr) -> tuple[Index, ...]:
+    """The indices that the node itself holds: where it loads, the value that it is, what it counts with."""
+    if e.op in ("load", "random"):
+        return e.attr[1] if e.op == "load" else (e.attr[1],)
+    return (e.attr,) if e.op == "index" else ()
+
+
 def children(e: Expr) -> tuple[Expr, ...]:
     """The arguments, and the values read by indirect indices inside the node's own index."""
-    own: tuple[Index, ...] = ()
-    if e.op == "load":
-        own = e.attr[1]
-    elif e.op == "index":
-        own = (e.attr,)
-    elif e.op == "random":
-        own = (e.attr[1],)
+    own = own_indices(e)
     if not own:
         return e.args
     extra = tuple(a.args[0] for i in own for a in ix.indirect_atoms(i))
@@ -462,7 +472,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     if e.op == "masked":
         return masked(*args)
     if e.op == "random":
-        return random(e.attr[0], args[0], e.attr[1], e.dtype)
+        return random(args[0], e.attr[1], e.attr[0])
     return call(e.op, *args)
 
 
@@ -479,7 +489,7 @@ def _substitute(e: Expr, mapping: Mapping[Index, IndexLike], memo: dict[Expr, Ex
     else:
         args = tuple(_substitute(a, mapping, memo) for a in e.args)
         if e.op == "random":
-            out = random(e.attr[0], args[0], ix.substitute(e.attr[1], mapping), e.dtype)
+            out = random(args[0], ix.substitute(e.attr[1], mapping), e.attr[0])
         else:
             out = rebuild(e, args)
     memo[e] = out
@@ -509,6 +519,8 @@ def rewrite_loads(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
             out = new if replaced is None else replaced
         elif n.op == "index":
             out = index_value(index(n.attr))
+        elif n.op == "random":
+            out = random(visit(n.args[0]), index(n.attr[1]), n.attr[0])
         else:
             out = rebuild(n, tuple(visit(a) for a in n.args))
         memo[n] = out
@@ -580,7 +592,13 @@ def cost(e: Expr) -> int:
             total += info.cost
         elif n.op in ("where", "masked", "load") or (n.op == "cast" and not n.attr):
             total += 1  # a cast that models rounding will mostly be dropped
+        elif n.op == "random":
+            total += RANDOM_COST
     return total
+
+
+#: The 20 rounds of a random number, two words of which cost one.
+RANDOM_COST = 40
 
 
 _SHORT = {
@@ -629,7 +647,7 @@ def _node_text(e: Expr, names: Mapping[Expr, str]) -> str:
         return str(e.attr)
     inner = ", ".join(_node_text(a, names) for a in e.args)
     if e.op == "random":
-        return f"random_{e.attr[0]}({inner}, {e.attr[1]!r})"
+        return f"random{e.attr[0]}({inner}, {e.attr[1]!r})"
     if e.op == "cast":
         return f"{'round' if e.attr else 'cast'}_{dtype_name(e.dtype)}({inner})"
     if e.op == "bitcast":

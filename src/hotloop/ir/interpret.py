@@ -262,7 +262,7 @@ def run_extern(op: Extern, memory: Memory, buffers: Mapping[str, Buffer]) -> Non
     for name in op.mutates:
         ensure(name, memory, buffers)
     got = op.target(*resolve(op.args), **{k: resolve(v) for k, v in op.kwargs.items()})
-    results = list(got) if isinstance(got, (tuple, list)) else [got]
+    results = _flat(got)
     if len(results) < len(op.outs):
         raise ValueError(f"{op.target} gave {len(results)} results for {len(op.outs)} buffers")
     for out_name, t in zip(op.outs, results, strict=False):
@@ -273,6 +273,11 @@ def run_extern(op: Extern, memory: Memory, buffers: Mapping[str, Buffer]) -> Non
         if t.shape != out.shape or t.dtype is not out.dtype:
             raise ValueError(f"{op.target} gave {t.dtype} {list(t.shape)} for {buffers[out_name]!r}")
         out.copy_(t)
+
+
+def _flat(results: Any) -> list[Any]:
+    nested = isinstance(results, (tuple, list))
+    return [leaf for part in results for leaf in _flat(part)] if nested else [results]
 
 
 def _run_op(op: Pointwise | Reduce, memory: Memory, buffers: Mapping[str, Buffer]) -> None:

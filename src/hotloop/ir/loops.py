@@ -144,10 +144,11 @@ class Extern:
     """A call through PyTorch: ``outs = target(*args, **kwargs)``.
 
     ``args`` and ``kwargs`` are what the FX node had, nested tuples and all, with every tensor replaced by a
-    ``ViewRef``. ``outs`` names the buffers of the results in order, ``None`` for results nobody uses. The
-    results' strides are what PyTorch gives, and equal the buffers' strides. ``mutates`` names buffers the
-    call writes. ``weight`` is the position of an argument that is likely the same at every call, a graph
-    input that nothing here writes: the runtime may keep what it makes of it.
+    ``ViewRef``. ``outs`` names the buffers of the results in order (a higher-order operator's without their
+    nesting), ``None`` for results nobody uses. The results' strides are what PyTorch gives, and equal the
+    buffers' strides. ``mutates`` names buffers the call writes. ``weight`` is the position of an argument
+    that is likely the same at every call, a graph input that nothing here writes: the runtime may keep what
+    it makes of it.
     """
 
     outs: tuple[str | None, ...]

@@ -93,6 +93,8 @@ def simplify(e: Expr) -> Expr:
             new = _with_indices(n, memo)
         elif n.op == "index":
             new = ex.index_value(_simpler_index(n.attr, memo))
+        elif n.op == "random":
+            new = ex.random(memo[n.args[0]], _simpler_index(n.attr[1], memo), n.attr[0])
         else:
             new = ex.rebuild(n, tuple(memo[a] for a in n.args))
         memo[n] = _peephole(new)
@@ -291,7 +293,7 @@ def _head(n: Expr, args: list[str]) -> str:
     if not n.args:
         return ex.to_text(n)
     if n.op == "random":
-        return f"random_{n.attr[0]}({args[0]}, {n.attr[1]!r})"
+        return f"random{n.attr[0]}({args[0]}, {n.attr[1]!r})"
     name = n.op
     if n.op in ("cast", "bitcast"):
         name = f"{'round' if n.attr else n.op}_{ex.dtype_name(n.dtype)}"

@@ -18,7 +18,7 @@ import torch
 from hotloop.errors import VerifyError
 
 from . import index as ix
-from .expr import OPS, Expr, children, dtype_name, walk
+from .expr import OPS, Expr, children, dtype_name, own_indices, walk
 from .index import Index, IndexLike
 from .kernel import (
     Accumulate,
@@ -85,6 +85,7 @@ _FLOAT_ONLY = frozenset(
         "hypot",
         "copysign",
         "nextafter",
+        "probability",
         "fma",
     ]
 )
@@ -126,6 +127,8 @@ def _node_fault(e: Expr) -> str | None:
             return f"{e.op} of {dtype_name(a.dtype)} and {dtype_name(b.dtype)} as {dtype_name(e.dtype)}"
     if e.op == "bitcast" and e.args[0].dtype.itemsize != e.dtype.itemsize:
         return f"bitcast from {e.args[0].dtype} to {e.dtype} changes the width"
+    if e.op == "random" and (fault := _random_fault(e)) is not None:
+        return fault
     if e.op == "index" and e.dtype is not torch.int64:
         return f"an index is int64, not {e.dtype}"
     return _indirect_fault(e)
@@ -146,16 +149,17 @@ def _arithmetic_fault(e: Expr, result: str) -> str | None:
     return None
 
 
-def _own_indices(e: Expr) -> tuple[Index, ...]:
-    if e.op == "load":
-        return e.indices
-    if e.op == "index":
-        return (e.attr,)
-    return (e.attr[1],) if e.op == "random" else ()
+def _random_fault(e: Expr) -> str | None:
+    word, counter = e.attr
+    if e.dtype is not torch.int32 or e.args[0].dtype is not torch.int64:
+        return f"a random number is {dtype_name(e.dtype)} under a key that is {dtype_name(e.args[0].dtype)}"
+    if word not in range(4):
+        return f"a random number has the words 0 to 3, not {word}"
+    return None if counter.lo is not None and counter.lo >= 0 else f"the counter {counter!r} may be negative"
 
 
 def _indirect_fault(e: Expr) -> str | None:
-    for i in _own_indices(e):
+    for i in own_indices(e):
         for atom in ix.indirect_atoms(i):
             dtype = atom.args[0].dtype
             if dtype.is_floating_point or dtype is torch.bool:
@@ -581,7 +585,7 @@ class _Kernel:
             fault = _node_fault(e)
             if fault is not None:
                 self._fail(fault)
-            for i in _own_indices(e):
+            for i in own_indices(e):
                 unbound = i.free_vars - scope.vars
                 if unbound:
                     self._fail(

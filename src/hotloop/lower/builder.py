@@ -121,6 +121,7 @@ class Builder:
         self._origin = Origin()
         self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
+        self._keys: list[str] = []
 
     # --- where we are ---------------------------------------------------------------------------------------
 
@@ -265,6 +266,26 @@ class Builder:
         self.ops.append(Extern(names, target, new_args, new_kwargs, (), self._origin))
         return views
 
+    def random_key(self) -> Expr:
+        """A 64-bit key for the random numbers of one operator: each call of the graph draws a new one."""
+        view = self.add_buffer((), torch.int64, name=f"key{len(self._keys)}")
+        self._keys.append(view.buffer)
+        return view.at(())
+
+    def _draw_keys(self) -> tuple[Extern, ...]:
+        """The draw of all keys. A buffer for each, so that repeated layers differ in nothing but names."""
+        if not self._keys:
+            return ()
+        origin = Origin((), "aten.randint.low")
+        aten, count = torch.ops.aten, len(self._keys)
+        keys = self.add_buffer((count,), torch.int64, name="keys")
+        options = {"dtype": torch.int64, "device": torch.device("cpu")}
+        drawn = (-(1 << 63), (1 << 63) - 1, [count])
+        return (
+            Extern((keys.buffer,), aten.randint.low, drawn, options, (), origin),
+            Extern(tuple(self._keys), aten.unbind.int, (self.strided(keys),), {}, (), origin),
+        )
+
     def _extern_arg(self, a: Any) -> Any:
         if isinstance(a, View):
             return self.strided(a)
@@ -274,10 +295,11 @@ class Builder:
 
     def finish(self, outputs: Sequence[Any]) -> LoopProgram:
         """The frozen program. ``outputs`` are ``ViewRef``s, numbers or ``None``."""
+        drawn = self._draw_keys()
         return LoopProgram(
             self.name,
             dict(self.buffers),
-            tuple(self.ops),
+            (*drawn, *self.ops),
             tuple(self.inputs),
             tuple(outputs),
             dict(self.constants),

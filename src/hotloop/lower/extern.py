@@ -83,15 +83,22 @@ def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[s
     new_kwargs = {k: _argument(b, a, node.kwargs[k], layouts) for k, a in kwargs.items()}
     results = [val] if isinstance(val, torch.Tensor) else list(val) if isinstance(val, (tuple, list)) else []
     views = [_result(b, node, i, r, isinstance(val, torch.Tensor)) for i, r in enumerate(results)]
-    names = tuple(v.buffer if isinstance(v, View) else None for v in views)
+    names = tuple(v.buffer if isinstance(v, View) else None for v in _flat(views))
     b.ops.append(Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin))
     if isinstance(val, torch.Tensor):
         return views[0]
     return tuple(views) if isinstance(val, (tuple, list)) else None
 
 
-def _result(b: Builder, node: torch.fx.Node, i: int, result: Any, single: bool) -> View | None:
-    """A buffer for a result, ``None`` for one that is no tensor or that nobody reads."""
+def _flat(values: Sequence[Any]) -> list[Any]:
+    """Results without the nesting that a higher-order operator may give them."""
+    return [x for v in values for x in (_flat(v) if isinstance(v, tuple) else [v])]
+
+
+def _result(b: Builder, node: torch.fx.Node, i: int, result: Any, single: bool) -> Any:
+    """A buffer for a result, ``None`` for one that is no tensor or that nobody reads, a tuple for several."""
+    if isinstance(result, (tuple, list)):
+        return tuple(_result(b, node, i, r, True) for r in result)
     if not isinstance(result, torch.Tensor):
         return None
     if not single and not any(len(u.args) < 2 or u.args[1] == i for u in node.users):

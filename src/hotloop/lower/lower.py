@@ -24,7 +24,7 @@ from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
 from hotloop.ir.loops import LoopProgram, Pointwise, ViewRef
 
-from . import creation, extern, indexing, pointwise, pooling, reductions, views
+from . import creation, extern, indexing, pointwise, pooling, random, reductions, views
 from .builder import Builder, Rule, View, loop_vars
 
 __all__ = ["RULES", "lower"]
@@ -37,6 +37,7 @@ RULES: Mapping[Any, Rule] = {
     **indexing.RULES,
     **pooling.RULES,
     **creation.RULES,
+    **random.RULES,
 }
 
 
@@ -44,7 +45,7 @@ def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph
     """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be
     lowered.
     """
-    walk = _Walk(gm, name)
+    walk = _Walk(gm, name, config)
     for node in gm.graph.nodes:
         walk.visit(node)
     return walk.finish()
@@ -53,8 +54,9 @@ def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph
 class _Walk:
     """One lowering under way: what each FX node has become."""
 
-    def __init__(self, gm: torch.fx.GraphModule, name: str) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, config: Config) -> None:
         self.gm = gm
+        self.fallback_random = config.fallback_random
         self.builder = Builder(name)
         self.values: dict[torch.fx.Node, Any] = {}
         self.outputs: list[Any] = []
@@ -115,6 +117,8 @@ class _Walk:
         rule = RULES.get(target)
         if target in indexing.RULES and isinstance(args[0], View) and not args[0].numel:
             rule = None  # every position is out of range there: PyTorch raises what eager raises
+        if self.fallback_random and target in random.RULES:
+            rule = None
         if rule is not None:
             result = rule(self.builder, node, *args, **kwargs)
             if result is not NotImplemented:

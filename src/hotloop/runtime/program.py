@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
-from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError
+from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError, ProbabilityError
 from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution
 from hotloop.runtime.pool import OutputPool
 
@@ -119,8 +119,12 @@ class Runtime:
 
     @staticmethod
     def results(value: Any) -> Sequence[Any]:
-        """What an operator gave, as a sequence."""
-        return value if isinstance(value, (tuple, list)) else (value,)
+        """What an operator gave, as a sequence without nesting."""
+        if not isinstance(value, (tuple, list)):
+            return (value,)
+        if not any(isinstance(part, (tuple, list)) for part in value):
+            return value
+        return [leaf for part in value for leaf in Runtime.results(part)]
 
     @staticmethod
     def fault(status: int, kernel: str, places: Sequence[str]) -> None:
@@ -130,6 +134,8 @@ class Runtime:
             raise IndexRangeError(f"index out of range in one of the operators of {kernel}:{at}")
         if status == 2:
             raise IntegerDivisionError(f"ZeroDivisionError in one of the operators of {kernel}:{at}")
+        if status == 3:
+            raise ProbabilityError(f"a probability outside [0, 1] in one of the operators of {kernel}:{at}")
         raise HotloopError(f"kernel {kernel} failed with status {status}:{at}")
 
 

@@ -36,8 +36,8 @@ def accesses(buffers: Mapping[str, Buffer], m: Member) -> Iterator[tuple[str, In
 
 def _index_values(m: Member) -> Iterator[Index]:
     for n in ex.walk(m.body):
-        if n.op == "index":
-            yield n.attr
+        if n.op != "load":
+            yield from ex.own_indices(n)
     if m.position is not None:
         yield m.position
 

@@ -203,7 +203,7 @@ def _prepare(op: Pointwise | Reduce) -> _Prepared:
 def _split(q: _Prepared) -> _Prepared:
     """The same operation with variables split where its indices divide them; the same object where none
     are."""
-    indices = [i for n in ex.walk(q.body) for i in _own_indices(n)]
+    indices = [i for n in ex.walk(q.body) for i in ex.own_indices(n)]
     parts = split_variables((*q.vars, *q.reduce_vars), indices)
     if not parts:
         return q
@@ -226,10 +226,6 @@ def _moved(m: M, mapping: Mapping[Index, Index]) -> M:
         store=tuple(ix.substitute(s, mapping) for s in m.store),
         position=None if m.position is None else ix.substitute(m.position, mapping),
     )
-
-
-def _own_indices(n: Expr) -> tuple[Index, ...]:
-    return n.indices if n.op == "load" else (n.attr,) if n.op == "index" else ()
 
 
 def _position(op: Pointwise | Reduce, gone: dict[Index, int]) -> Index | None:
@@ -255,7 +251,7 @@ def _single(op: Pointwise | Reduce) -> Group:
 
 def split_group(g: Group) -> Group:
     """The group with its axes split where indices divide them; the same object where none are."""
-    indices = [i for m in g.members for n in ex.walk(m.body) for i in _own_indices(n)]
+    indices = [i for m in g.members for n in ex.walk(m.body) for i in ex.own_indices(n)]
     indices += [i for m in g.members for i in (*m.store, *((m.position,) if m.position is not None else ()))]
     return substitute_axes(g, split_variables(g.axes, indices))
 

@@ -128,12 +128,7 @@ def _all_indices(n: Nest) -> list[Index]:
             out.add(s.position)
         if isinstance(s, (Let, Store, Accumulate)):
             for e in ex.walk(s.value):
-                if e.op == "load":
-                    out.update(e.indices)
-                elif e.op == "index":
-                    out.add(e.attr)
-                elif e.op == "random":
-                    out.add(e.attr[1])
+                out.update(ex.own_indices(e))
     return sorted(out, key=repr)
 
 
@@ -483,12 +478,13 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
 
 def _may_fail(e: Expr) -> bool:
     """Whether evaluating the node can find a fault in the data: an index out of range, an integer division by
-    0."""
+    0, a probability that is none."""
+    if e.op == "probability":
+        return True
     if e.op in ("floordiv", "truncdiv", "remainder", "fmod"):
         by = e.args[1]
         return not e.dtype.is_floating_point and not (by.op == "const" and by.value != 0)
-    own = e.attr[1] if e.op == "load" else (e.attr,) if e.op == "index" else ()
-    return any(a.args[2] for i in own for a in ix.indirect_atoms(i))
+    return any(a.args[2] for i in ex.own_indices(e) for a in ix.indirect_atoms(i))
 
 
 def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
@@ -503,6 +499,8 @@ def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
                 got = ex.load(names[e.buffer], tuple(index(i) for i in e.indices), e.dtype)
             elif e.op == "index":
                 got = ex.index_value(index(e.attr))
+            elif e.op == "random":
+                got = ex.random(value(e.args[0]), index(e.attr[1]), e.attr[0])
             else:
                 got = ex.rebuild(e, tuple(value(a) for a in e.args))
             memo[e] = got
