@@ -321,8 +321,7 @@ def pack_convolution_weight(
     """
     opaque = weight.detach().contiguous().to_mkldnn()
     reorder: Callable[..., torch.Tensor] = torch._C._nn.mkldnn_reorder_conv2d_weight
-    packed = reorder(opaque, list(padding), list(stride), list(dilation), groups, list(sizes))
-    return packed
+    return reorder(opaque, list(padding), list(stride), list(dilation), groups, list(sizes))
 
 
 def packed_convolution(
