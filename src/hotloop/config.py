@@ -134,7 +134,7 @@ class Config:
         None, "The host program: True for C++, False for Python, None for the one measured best.", code=True
     )
     memory_pool: bool = _option(
-        True, "Reuse the memory of intermediates, and of outputs that nobody holds any more.", code=False
+        True, "Reuse the memory of intermediates, and of outputs that nobody holds any more.", code=True
     )
     memory_pool_threshold: int = _option(
         1 << 20, "Bytes below which a buffer is left to PyTorch's allocator.", code=False, minimum=0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ import numpy
 import pytest
 import torch
 
-from hotloop.runtime.pool import OutputPool, storage_bytes
+from hotloop.runtime.pool import OutputPool, give_back, storage_bytes
 
 N = 1024
 NBYTES = 4 * N * N
@@ -372,3 +373,17 @@ def test_reuse_saves_the_page_faults() -> None:
     pool = OutputPool()
     sizes, strides, nbytes = (8 << 20,), (1,), 32 << 20
     assert faults(lambda: pool.empty(sizes, strides, torch.float32, nbytes)) < pages // 8
+
+
+def test_pages_are_given_back_within_the_range_alone() -> None:
+    page = mmap.PAGESIZE
+    memory = torch.full((16 * page,), 7, dtype=torch.uint8)
+    start = memory.data_ptr() + 100
+    give_back(start, 10 * page)
+    first, last = -(-start // page) * page, (start + 10 * page) // page * page
+    inside = memory[first - memory.data_ptr() : last - memory.data_ptr()]
+    outside = torch.cat([memory[: first - memory.data_ptr()], memory[last - memory.data_ptr() :]])
+    assert outside.eq(7).all()
+    if sys.platform.startswith("linux"):
+        assert inside.eq(0).all()
+    give_back(start, 10)  # no whole page: nothing to do

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,3 +91,33 @@ def test_one_kernel(name: str) -> None:
 def test_kernels_of_matmuls() -> None:
     made, _, _ = plan("matmul_chain")
     assert [isinstance(s, KernelCall) for s in made.steps] == [False, True, False, True, False]
+
+
+def test_dead_memory_goes_before_a_large_result() -> None:
+    """Without a pool, memory of intermediates goes back once it is dead, before a large result is made."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.softmax(torch.relu(x @ w) @ w.t(), 1)
+        return x @ words
+
+    inputs = torch.randn(64, 32), torch.randn(32, 1024), torch.randn(32, 700)
+    program = captured(f, *inputs)
+    plans = {}
+    for keep in (True, False):
+        config = Config().replace({"memory_pool": keep})
+        with Log(config, graph_id=0, kind="inference") as log:
+            plans[keep] = schedule(program, config, log, 2)
+        verify_schedule(plans[keep])
+    assert not plans[True].releases
+    released = sum(stop - start for _, start, stop in plans[False].releases)
+    assert released >= 0.9 * plans[False].arena_bytes, str(plans[False])
+    (got,) = run_schedule(plans[False], list(inputs), arena=True)
+    torch.testing.assert_close(got, f(*inputs))
+    torch.compiler.reset()
+    compiled = torch.compile(f, backend="hotloop", options={"memory_pool": False})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*inputs), f(*inputs))
+    (_, start, stop), *_ = plans[False].releases
+    with pytest.raises(Exception, match="released before its last use"):
+        verify_schedule(replace(plans[False], releases=((0, start, stop),)))

@@ -66,6 +66,10 @@ class _Host:
             else:
                 self.extern(step)
             self.free(self.s.frees[i] if i < len(self.s.frees) else ())
+            for _, start, stop in (r for r in self.s.releases if r[0] == i):
+                self.setup["release"] = "rt.release"
+                self.frame["base"] = "address"
+                self.body.append(f"release(base + {start}, {stop - start})")
         self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
         self.unname_single_pointers()
         return self.assemble()

@@ -407,7 +407,7 @@ def run_schedule(
     for name in s.placements:
         _place(name, s, memory, arena)
     frees = s.frees or ((),) * len(s.steps)
-    for step, dead in zip(s.steps, frees, strict=True):
+    for at, (step, dead) in enumerate(zip(s.steps, frees, strict=True)):
         if isinstance(step, KernelCall):
             for name in step.args:
                 _place(name, s, memory, arena)
@@ -417,6 +417,8 @@ def run_schedule(
             run_extern(step, memory, p.buffers)
         for name in dead:
             poison(memory[name])
+        for _, start, stop in (r for r in s.releases if arena and r[0] == at):
+            space[start:stop] = 0xFF
     return outputs(p, memory)
 
 

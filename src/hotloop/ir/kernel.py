@@ -163,13 +163,14 @@ class Placement:
 @dataclass(frozen=True)
 class Schedule:
     """The program as steps in execution order. ``frees`` lists for each step the extern buffers dead after
-    it."""
+    it. ``releases`` are ``(step, start, stop)``: bytes of the arena that nothing touches after the step."""
 
     program: LoopProgram
     steps: tuple[KernelCall | Extern, ...]
     placements: Mapping[str, Placement]
     arena_bytes: int
     frees: tuple[tuple[str, ...], ...] = ()
+    releases: tuple[tuple[int, int, int], ...] = ()
 
     def __str__(self) -> str:
         return schedule_text(self)

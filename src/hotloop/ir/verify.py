@@ -810,6 +810,11 @@ class _Schedule:
             last = self._last_use(name)
             a, b = spans.get(root, (first, last))
             spans[root] = (min(a, first), max(b, last))
+        for at, start, stop in self._s.releases:
+            for name, q in self._s.placements.items():
+                touches = q.kind == "arena" and q.offset < stop and start < q.offset + q.nbytes
+                if touches and spans.get(name, (0, -1))[1] > at:
+                    self._fail(f"memory of {name} is released before its last use", at)
         active: list[tuple[int, int, int, str]] = []  # last step, offset, end, name
         placed = [(spans[n], n, q) for n, q in self._s.placements.items() if q.kind == "arena" and n in spans]
         for (first, last), name, q in sorted(placed, key=lambda t: t[0]):

@@ -32,14 +32,17 @@ torch.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -49,6 +52,8 @@ from hotloop import compat
 # outputs must not make each call slower than the last.
 _PROBES = 4
 _ARENA_ROUND = 1 << 16
+
+_MADV_DONTNEED = 4  # <sys/mman.h> of Linux
 
 
 @dataclass(frozen=True)
@@ -243,3 +248,25 @@ def _reset_in_child(reference: weakref.ref[OutputPool]) -> None:
     pool = reference()
     if pool is not None:
         pool._reset()
+
+
+@cache
+def _advise() -> Callable[[ctypes.c_void_p, ctypes.c_size_t, int], int] | None:
+    """`madvise` of the C library, on Linux; elsewhere its advice means something else."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found: Callable[[ctypes.c_void_p, ctypes.c_size_t, int], int] | None
+    found = getattr(ctypes.CDLL(None), "madvise", None)
+    return found
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Give the whole pages of `nbytes` at `address` back to the system; their contents are lost.
+
+    The memory stays its owner's, and costs a page fault when it is touched again.
+    """
+    advise = _advise()
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if advise is not None and stop > start:
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)

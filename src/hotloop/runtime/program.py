@@ -17,7 +17,7 @@ import torch
 from hotloop import compat
 from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError, ProbabilityError
 from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution
-from hotloop.runtime.pool import OutputPool
+from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program"]
 
@@ -71,6 +71,11 @@ class Runtime:
         """Uninitialised bytes, aligned to a cache line."""
         with torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8)
+
+    @staticmethod
+    def release(address: int, nbytes: int) -> None:
+        """Give the pages of dead memory back to the system before the memory itself is freed."""
+        give_back(address, nbytes)
 
     def frames(self, new: Callable[[], Any], nbytes: int) -> tuple[Callable[[], Any], Callable[[Any], None]]:
         """``take`` and ``give`` of arenas with their views. Appending to and popping from a list are

@@ -8,12 +8,13 @@ kernel writes in place only where each element is read at the very point that wr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotloop.ir import expr as ex
 from hotloop.ir.index import Index
-from hotloop.ir.kernel import KernelCall, Placement, Store, expressions, statements
+from hotloop.ir.kernel import KernelCall, Placement, Schedule, Store, expressions, statements
 from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs, op_reads
 
 from .dependences import base_of
@@ -22,6 +23,9 @@ __all__ = ["ALIGNMENT", "plan"]
 
 #: Offsets in the arena are multiples of a cache line, which is also the widest vector.
 ALIGNMENT = 64
+
+#: Fewer bytes are not worth a call to give them back.
+RELEASED = 1 << 16
 
 #: Calls through PyTorch whose ``out=`` form writes into memory of our choice without a copy.
 WRITES_INTO_OUT = frozenset(
@@ -49,11 +53,11 @@ def _touched(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...
     )
 
 
-def plan(
-    p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool
-) -> tuple[tuple[KernelCall | Extern, ...], dict[str, Placement], int, tuple[tuple[str, ...], ...]]:
-    """Steps (some now in place), placements, arena bytes, and the extern buffers that are dead after each
-    step."""
+def plan(p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool, keep: bool) -> Schedule:
+    """The schedule of ``steps``, some of them now in place.
+
+    ``keep``: the arena is kept for the next call, so that nothing of it need be released before the end.
+    """
     lives = _lifetimes(p, steps)
     outputs = {base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef)}
     kinds = _kinds(p, steps, outputs)
@@ -77,7 +81,8 @@ def plan(
         elif kind is not None:
             placements[name] = Placement(kind, nbytes=b.nbytes)
     frees = _frees(p, new_steps, lives, kinds)
-    return tuple(new_steps), placements, total, frees
+    releases = () if keep else _releases(p, offsets, lives, len(steps))
+    return Schedule(p, tuple(new_steps), placements, total, frees, releases)
 
 
 def _owner(shared: Mapping[str, str], name: str) -> str:
@@ -193,6 +198,26 @@ def _pack(p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]) -> t
         placed.append((at, at + size, life))
         total = max(total, at + size)
     return offsets, total
+
+
+def _releases(
+    p: LoopProgram, offsets: Mapping[str, int], lives: Mapping[str, _Life], steps: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Bytes of the arena that no later step touches, by the step after which that is so.
+
+    A model's largest tensor is often its last one, the scores of every word of a vocabulary: by then most of
+    the arena is dead, and its pages can go back while that one is filled.
+    """
+    spans = [(at, at + p.buffers[name].nbytes, lives[name].last) for name, at in offsets.items()]
+    cuts = sorted({edge for lo, hi, _ in spans for edge in (lo, hi)})
+    found: list[tuple[int, int, int]] = []
+    for lo, hi in itertools.pairwise(cuts):
+        last = max((t for a, b, t in spans if a <= lo and hi <= b), default=steps)
+        if found and found[-1][0] == last and found[-1][2] == lo:
+            found[-1] = (last, found[-1][1], hi)
+        else:
+            found.append((last, lo, hi))
+    return tuple(sorted(r for r in found if r[2] - r[1] >= RELEASED and r[0] < steps - 1))
 
 
 def _frees(

@@ -43,9 +43,9 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Sc
             continue
         stored = {m.op.out for m in g.members if m.op.out in needed}
         steps.append(build_kernel(g, p.buffers, stored, machine, keep_roundings))
-    placed, placements, arena, frees = plan(p, steps, reuse=not config.unfused)
-    final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in placed)
-    return Schedule(p, final, placements, arena, frees)
+    planned = plan(p, steps, reuse=not config.unfused, keep=config.memory_pool)
+    final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in planned.steps)
+    return replace(planned, steps=final)
 
 
 def _named(call: KernelCall, names: dict[Kernel, str]) -> KernelCall:
