@@ -76,6 +76,18 @@ def test_refusals_are_written_once_and_survive_a_failed_compile(tmp_path: Path) 
     assert file.read_text().splitlines() == ["a + b: first", "c + d: second"]
 
 
+def test_the_file_says_that_nothing_was_refused(tmp_path: Path) -> None:
+    with dumping(tmp_path, 1) as log:
+        log.stage("ir_post_fusion", lambda: "x")
+    assert (tmp_path / "hotloop" / "model__1_inference_0" / "fusion_refused.txt").read_text() == (
+        "nothing was refused\n"
+    )
+    with pytest.raises(ZeroDivisionError), dumping(tmp_path, 2) as log:
+        log.stage("ir_pre_fusion", lambda: "x")
+        raise ZeroDivisionError  # before fusion: nothing is known about refusals
+    assert not (tmp_path / "hotloop" / "model__2_inference_0" / "fusion_refused.txt").exists()
+
+
 def test_refusals_can_be_recorded_without_dumps() -> None:
     log = Log(Config(), record=True)
     log.refuse_fusion("a", "b", "peak memory")
@@ -146,6 +158,8 @@ def test_set_logs_after_import_works_as_well(tmp_path: Path) -> None:
 
 
 def test_torch_compile_debug_dumps_beside_dynamo(tmp_path: Path) -> None:
-    lines_of(tmp_path, "", TORCH_COMPILE_DEBUG="1")
+    lines = lines_of(tmp_path, "", TORCH_COMPILE_DEBUG="1")
     (run,) = (tmp_path / "torch_compile_debug").glob("run_*-pid_*")
+    folder = run / "hotloop" / "model__7_inference_0"
+    assert lines == [f"dumps of every stage are written to {folder}"]
     assert (run / "hotloop" / "model__7_inference_0" / "output_code.py").read_text() == "STAGE output_code"

@@ -56,6 +56,9 @@ FILES: Final[Mapping[str, tuple[str, str | None]]] = types.MappingProxyType(
 )
 REFUSALS_FILE: Final = "fusion_refused.txt"
 
+NO_REFUSAL: Final = "nothing was refused\n"
+
+_log = logging.getLogger(__name__)
 _LOGGERS: Final[Mapping[str, logging.Logger]] = types.MappingProxyType(
     {name: compat.artifact_logger(module, name) for name, module in ARTIFACTS.items()}
 )
@@ -100,6 +103,7 @@ class Log:
         self._numbered = 0
         self._refusals: list[Refusal] = []
         self._refusals_written = 0
+        self._fused = False
 
     @property
     def directory(self) -> Path | None:
@@ -120,6 +124,7 @@ class Log:
         """
         file, artifact = FILES.get(name, (None, name if name in ARTIFACTS else None))
         logged = artifact is not None and self.enabled(artifact)
+        self._fused = self._fused or name == "ir_post_fusion"
         directory = self.directory
         if directory is None and not logged:
             return
@@ -158,9 +163,11 @@ class Log:
 
     def close(self) -> None:
         """Write what is still held back. Called when the compile ends, also when it fails."""
-        directory = self.directory if self._refusals else None
+        directory = self.directory if self._refusals or self._fused else None
         if directory is not None:
             self._write_refusals(directory)
+            if not self._refusals:  # an absent file would leave open whether fusion was reached
+                self._attempt(lambda: (directory / REFUSALS_FILE).write_text(NO_REFUSAL, encoding="utf-8"))
 
     def __enter__(self) -> Log:
         return self
@@ -184,6 +191,8 @@ class Log:
             except FileExistsError:
                 attempt += 1
             else:
+                # Dumps are asked for by somebody who will look for them: at a level that is shown.
+                _log.warning("%s: dumps of every stage are written to %s", self._name, directory.resolve())
                 return directory
 
     def _write_refusals(self, directory: Path) -> None:
