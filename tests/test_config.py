@@ -196,6 +196,8 @@ def test_every_option_is_documented_and_shown() -> None:
         assert f"{name} = " in text
         assert option.env[0] in text
         assert name.partition(".")[0] in dir(config)
+        shown = next(line for line in text.splitlines() if line.startswith(f"{name} = "))
+        assert shown.endswith(" (no effect yet)") is not option.used
     assert "simd" in dir(config.cpp)
     assert "hotloop.config.cpp.simd = 'auto'" in repr(config)
 

@@ -15,24 +15,13 @@ from hotloop.config import Config, options
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/tour.md", "docs/numerics.md"]
 
-#: Options that are understood and checked, but that no stage asks for yet.
-WITHOUT_EFFECT = (
-    "freezing",
-    "cpp_wrapper",
-    "cudagraphs",
-    "max_autotune",
-    "max_autotune_gemm_backends",
-    "cpp.enable_kernel_profile",
-    "trace.log_autotuning_results",
-)
-
 
 def configuration_table() -> list[str]:
     """The table of options in Markdown."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
     for name, option in options().items():
         default = "the user's cache folder" if name == "cache_dir" else f"`{Config().get(name)!r}`"
-        later = "; **no effect yet**" if name in WITHOUT_EFFECT else ""
+        later = "; **no effect yet**" if not option.used else ""
         doc = option.doc.rstrip(".").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
         lines.append(f"| `{name}` | {default} | {doc}{later} |")
     return lines
@@ -50,11 +39,11 @@ def test_readme_lists_the_options(request: pytest.FixtureRequest, monkeypatch: p
 
 
 def test_options_without_effect_are_named_as_such() -> None:
-    """Every option is either read somewhere in the compiler, or the table says that it has no effect yet."""
+    """Every option is either read somewhere in the compiler, or declared as one that has no effect yet."""
     folder = ROOT / "src" / "hotloop"
     text = "\n".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py") if p.name != "config.py")
     unread = {name for name in options() if not re.search(rf"config\.{re.escape(name)}\b", text)}
-    assert unread == set(WITHOUT_EFFECT)
+    assert unread == {name for name, option in options().items() if not option.used}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -40,13 +40,15 @@ def _option(
     env: tuple[str, ...] = (),
     minimum: int | None = None,
     items: tuple[str, ...] = (),
+    used: bool = True,
 ) -> Any:
     """One option: its default, its documentation, and whether it changes the code that is generated.
 
     `env` adds environment variables to the one that the name implies; `items` are what a tuple may hold.
+    `used=False`: the option is understood and checked, but no stage asks for it yet.
     A callable default is called for each new `Config`.
     """
-    metadata = {"doc": doc, "code": code, "env": env, "minimum": minimum, "items": items}
+    metadata = {"doc": doc, "code": code, "env": env, "minimum": minimum, "items": items, "used": used}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -87,7 +89,10 @@ class Cpp:
         0, "Threads a kernel is planned for; 0 takes torch.get_num_threads().", code=True, minimum=0
     )
     enable_kernel_profile: bool = _option(
-        False, "Give each kernel its own row in torch.profiler, named graph_<n>_<kernel>.", code=True
+        False,
+        "Give each kernel its own row in torch.profiler, named graph_<n>_<kernel>.",
+        code=True,
+        used=False,
     )
 
 
@@ -96,7 +101,7 @@ class Trace:
     """Options that only report."""
 
     log_autotuning_results: bool = _option(
-        False, "Write every timing that autotuning takes, not only the summary.", code=False
+        False, "Write every timing that autotuning takes, not only the summary.", code=False, used=False
     )
 
 
@@ -116,6 +121,7 @@ class Config:
         "one). The weights must not change afterwards.",
         code=True,
         env=("TORCHINDUCTOR_FREEZING",),
+        used=False,
     )
     fallback_random: bool = _option(
         False,
@@ -131,7 +137,10 @@ class Config:
     check: bool = _option(False, "Run the IR's verifier after every stage.", code=False)
     cache_dir: str = _option(_user_cache_dir, "Where everything compiled is kept.", code=False)
     cpp_wrapper: bool | None = _option(
-        None, "The host program: True for C++, False for Python, None for the one measured best.", code=True
+        None,
+        "The host program: True for C++, False for Python, None for the one measured best.",
+        code=True,
+        used=False,
     )
     memory_pool: bool = _option(
         True, "Reuse the memory of intermediates, and of outputs that nobody holds any more.", code=True
@@ -169,18 +178,23 @@ class Config:
         env=("HOTLOOP_OVERRIDE",),
     )
     cudagraphs: bool = _option(
-        False, 'Record CUDA graphs; what mode="reduce-overhead" sets. No effect on the CPU.', code=True
+        False,
+        'Record CUDA graphs; what mode="reduce-overhead" sets. No effect on the CPU.',
+        code=True,
+        used=False,
     )
     max_autotune: bool = _option(
         False,
         "Measure the candidates of each matrix product and convolution, and keep the fastest.",
         code=True,
+        used=False,
     )
     max_autotune_gemm_backends: tuple[str, ...] = _option(
         GEMM_BACKENDS,
         "Candidates for matrix products; a comma-separated text is accepted too.",
         code=True,
         env=("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS",),
+        used=False,
         items=GEMM_BACKENDS,
     )
     weight_packing: Literal["auto", "off", "replace"] = _option(
@@ -220,9 +234,13 @@ class Config:
         found = {name: self.get(name) for name, option in options().items() if option.code}
         return {name: value for name, value in found.items() if value != default.get(name)}
 
+    def code_options(self) -> dict[str, str]:
+        """The options that change generated code, as texts by dotted name: part of every cache key."""
+        return {name: repr(self.get(name)) for name, option in options().items() if option.code}
+
     def code_key(self) -> str:
-        """The options that change generated code, one `name=value` a line: part of every cache key."""
-        return "\n".join(f"{name}={self.get(name)!r}" for name, option in options().items() if option.code)
+        """The same in one text, `name=value` a line."""
+        return "\n".join(f"{name}={value}" for name, value in self.code_options().items())
 
 
 @dataclass(frozen=True)
@@ -237,6 +255,7 @@ class Option:
         env: the environment variables that set it, the strongest first.
         minimum: the least value of a number.
         items: what a tuple may hold.
+        used: whether any stage asks for it yet.
     """
 
     name: str
@@ -246,6 +265,7 @@ class Option:
     env: tuple[str, ...]
     minimum: int | None
     items: tuple[str, ...]
+    used: bool
 
 
 @cache
@@ -267,6 +287,7 @@ def options() -> Mapping[str, Option]:
                 (own, *field.metadata["env"]),
                 field.metadata["minimum"],
                 field.metadata["items"],
+                field.metadata["used"],
             )
     return types.MappingProxyType(found)
 
@@ -439,8 +460,8 @@ class Settings(Namespace):
     def describe(self) -> str:
         """Every option with its value, its environment variables and what it does, for a person to read."""
         return "\n".join(
-            f"{name} = {self.get(name)!r}\n    {option.doc}\n    takes {_describe(option)}; "
-            f"environment: {', '.join(option.env)}"
+            f"{name} = {self.get(name)!r}{'' if option.used else ' (no effect yet)'}\n    {option.doc}\n"
+            f"    takes {_describe(option)}; environment: {', '.join(option.env)}"
             for name, option in options().items()
         )
 
