@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hotloop
+from hotloop.runtime.cache import Cache
 from hotloop.tools.cli import main
 from hotloop.tools.doctor import Finding, examine
 
@@ -29,7 +30,9 @@ def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("BAD   compiler  CXX names the C++ compiler '/nonexistent/g++'")
     assert "install g++" in lines[0]
-    assert not any("function" in line for line in lines)
+    assert [line.split()[1] for line in lines] == ["compiler", "openmp", "cpu", "cache", "gpu", "function"]
+    for line in (lines[1], lines[5]):
+        assert line.startswith("skip") and line.endswith("skipped (no compiler)")
 
 
 def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
@@ -38,6 +41,12 @@ def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
         found = by_name()
     assert "HOTLOOP_CACHE_DIR" in str(found["cache"]) and not found["cache"].bad
     assert found["function"].mend is None
+
+
+def test_a_small_cache_is_not_nothing(tmp_path: Path) -> None:
+    with hotloop.config.patch(cache_dir=str(tmp_path / "cache")):
+        Cache(hotloop.config.cache_dir).put("ab" + "0" * 62, ".bin", b"x" * (240 << 10))
+        assert "240.0 KiB used" in by_name()["cache"].found
 
 
 def test_a_narrower_width_is_noted() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hotloop import config
-from hotloop.runtime.cache import Cache, count_reasons, digest
-from hotloop.tools.cli import format_bytes, main
+from hotloop.runtime.cache import Cache, count_reasons, digest, format_bytes
+from hotloop.tools.cli import main
 
 KEY = "ab" + "0" * 62
 

@@ -406,6 +406,16 @@ def count_reasons(misses: list[tuple[str, str]]) -> list[tuple[str, int]]:
     return Counter(reason for _, reason in misses).most_common()
 
 
+def format_bytes(count: int) -> str:
+    """A size as a person reads it: "12.5 MiB"."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def _meta(path: Path) -> Path:
     return path.with_name(path.name + ".meta")
 

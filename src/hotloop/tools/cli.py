@@ -10,10 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from hotloop import config
-from hotloop.runtime.cache import Cache, count_reasons
+from hotloop.runtime.cache import Cache, count_reasons, format_bytes
 from hotloop.tools.doctor import examine
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,16 +59,6 @@ def _cache(action: str, last: int) -> int:
         if not misses:
             _say("no miss noted")
     return 0
-
-
-def format_bytes(count: int) -> str:
-    """A size as a person reads it: "12.5 MiB"."""
-    size = float(count)
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit takes every size")
 
 
 def _say(line: str) -> None:

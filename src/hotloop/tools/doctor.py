@@ -21,7 +21,7 @@ from hotloop import config
 from hotloop.backend import hotloop
 from hotloop.config import resolve
 from hotloop.errors import HotloopError
-from hotloop.runtime.cache import Cache
+from hotloop.runtime.cache import Cache, format_bytes
 from hotloop.runtime.toolchain import choose_simd, detect_simd, find_toolchain
 
 __all__ = ["Finding", "examine"]
@@ -32,12 +32,16 @@ ROOM = 256 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, and, where it is bad, how to mend it."""
+    """One line: what was looked at, what was found, and, where it is bad, how to mend it.
+
+    ``skipped``: it was not looked at, for the reason found.
+    """
 
     what: str
     found: str
     mend: str | None = None
     fatal: bool = True
+    skipped: bool = False
 
     @property
     def bad(self) -> bool:
@@ -45,7 +49,7 @@ class Finding:
         return self.mend is not None and self.fatal
 
     def __str__(self) -> str:
-        state = "BAD " if self.bad else "ok  " if self.mend is None else "note"
+        state = "skip" if self.skipped else "BAD " if self.bad else "ok  " if self.mend is None else "note"
         return f"{state}  {self.what:10}{self.found}" + (f"; {self.mend}" if self.mend else "")
 
 
@@ -53,12 +57,11 @@ def examine() -> Iterator[Finding]:
     """Every finding, as soon as it is known."""
     compiler = _safely(_compiler)
     yield compiler
-    if not compiler.bad:
-        yield _safely(_openmp)
-    for check in (_cpu, _cache, _gpu):
-        yield _safely(check)
-    if not compiler.bad:
-        yield _safely(_function)
+    for check in (_openmp, _cpu, _cache, _gpu, _function):
+        if compiler.bad and check in (_openmp, _function):
+            yield Finding(_name(check), "skipped (no compiler)", skipped=True)
+        else:
+            yield _safely(check)
 
 
 def _safely(check: Callable[[], Finding]) -> Finding:
@@ -67,7 +70,11 @@ def _safely(check: Callable[[], Finding]) -> Finding:
     except HotloopError as error:
         message, _, hint = str(error).partition("\n  next: ")
         found = " ".join(message.split())
-        return Finding(check.__name__.strip("_"), found, hint or "correct the option named here")
+        return Finding(_name(check), found, hint or "correct the option named here")
+
+
+def _name(check: Callable[[], Finding]) -> str:
+    return check.__name__.strip("_")
 
 
 def _compiler() -> Finding:
@@ -101,7 +108,7 @@ def _cache() -> Finding:
         found = f"{config.cache_dir} cannot be used: nothing compiled is kept"
         return Finding("cache", found, "set HOTLOOP_CACHE_DIR to a folder of your own", fatal=False)
     free = shutil.disk_usage(cache.directory).free
-    found = f"{cache.directory}, {cache.info().bytes >> 20} MiB used, {free >> 20} MiB free"
+    found = f"{cache.directory}, {format_bytes(cache.info().bytes)} used, {format_bytes(free)} free"
     return Finding("cache", found, "free some disk space" if free < ROOM else None, fatal=False)
 
 
