@@ -210,7 +210,9 @@ def _graph_key(
     shown = ("fusion", "schedule", "ir_pre_fusion", "ir_post_fusion", "post_grad_graphs")
     if config.check or config.override_dir is not None or config.debug or any(map(log.enabled, shown)):
         return None
-    return graph_cache.graph_digest(gm, kind, {**settings, "options": config.code_key()})
+    # Each option is a part of its own, so that `hotloop cache why` can say which one changed.
+    own = {f"option {name}": value for name, value in config.code_options().items()}
+    return graph_cache.graph_digest(gm, kind, {**settings, **own})
 
 
 def _recall(

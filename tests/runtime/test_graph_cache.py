@@ -20,6 +20,7 @@ from hotloop.config import Config, options, resolve
 from hotloop.dumps import Log
 from hotloop.runtime import graph_cache
 from hotloop.runtime.cache import Cache
+from hotloop.tools.cli import main
 
 aten = torch.ops.aten
 SETTINGS = {"level": "avx2", "threads": "2", "options": ""}
@@ -285,6 +286,15 @@ def test_a_second_compile_lowers_nothing_and_gives_the_same(counted: Counted) ->
     for a, b, eager in zip(first, second, f(*inputs), strict=True):
         assert torch.equal(a, b) and a.stride() == b.stride() == eager.stride()
         torch.testing.assert_close(b, eager)
+
+
+def test_a_miss_names_the_option_that_changed(counted: Counted, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(4, 5)
+    run(torch.exp, [x])
+    run(torch.exp, [x], precision="eager", parallel_threshold=1)
+    assert counted.lowered == 2
+    assert main(["cache", "why"]) == 0
+    assert "changed: option precision, option parallel_threshold\n" in capsys.readouterr().out
 
 
 def test_large_constants_are_bound_to_the_values_at_hand(counted: Counted) -> None:
