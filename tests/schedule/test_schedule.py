@@ -16,10 +16,11 @@ from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.ir.interpret_kernel import run_schedule
 from hotloop.ir.kernel import KernelCall, Schedule
-from hotloop.ir.loops import LoopProgram
+from hotloop.ir.loops import LoopProgram, ViewRef
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.schedule.schedule import schedule
+from hotloop.schedule.simplify import simplify
 from judge import assert_as_accurate
 from schedule.programs import cases
 
@@ -86,6 +87,27 @@ def test_schedule_computes_the_same(name: str, options: dict[str, Any]) -> None:
 def test_one_kernel(name: str) -> None:
     made, _, _ = plan(name)
     assert sum(isinstance(s, KernelCall) for s in made.steps) == 1, str(made)
+
+
+def test_equal_operations_are_one() -> None:
+    """The weights of rows and columns are the same numbers; those of another size are not."""
+    made, _, _ = plan("upsample")
+    assert [s.kernel.name.rpartition("_")[0] for s in made.steps if isinstance(s, KernelCall)] == [
+        "cpp_fused_arange_to_copy_add_mul_sub_clamp"
+    ] * 2
+
+    def two(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+
+    assert len(simplify(captured(two, torch.randn(1, 2, 5, 7)), 2).ops) == 3
+
+
+def test_equal_operations_that_are_given_back_stay_apart() -> None:
+    """The caller gets two tensors, and may write to one of them."""
+    program = captured(lambda x: (x.exp().t(), x.exp().reshape(1, 4, 5)), torch.randn(4, 5))
+    apart = simplify(program, 2)
+    assert len(apart.ops) == 2
+    assert len({o.buffer for o in apart.outputs if isinstance(o, ViewRef)}) == 2
 
 
 def test_kernels_of_matmuls() -> None:

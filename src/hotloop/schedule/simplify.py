@@ -17,12 +17,12 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_reads
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_outputs, op_reads
 
-from .dependences import Uses, analyse
+from .dependences import Uses, analyse, base_of
 from .indices import settle
 
-__all__ = ["drop_dead", "drop_empty", "inline", "numel", "simplify", "split_reductions"]
+__all__ = ["drop_dead", "drop_empty", "inline", "merge_equal", "numel", "simplify", "split_reductions"]
 
 #: A body larger than this is stored rather than copied into its reader: it bounds registers and compile time.
 MAX_NODES = 300
@@ -52,7 +52,7 @@ def numel(sizes: Sequence[IndexLike]) -> int:
 def simplify(p: LoopProgram, threads: int) -> LoopProgram:
     """Every pass of this module in order."""
     p = drop_empty(p)
-    p = drop_dead(inline(p))
+    p = merge_equal(drop_dead(inline(p)))
     p = inline(p)  # what was small to its first readers may be large to those they went into
     p = settle_indices(p)
     p = split_reductions(p, threads)
@@ -205,6 +205,70 @@ def _is_uniform(producer: Pointwise, reader: Pointwise | Reduce, out: Buffer) ->
     if int(inner.extent) < 32:  # type: ignore[arg-type]
         return False
     return all(inner not in n.free_vars for n in ex.loads(reader.body) if n.buffer == producer.out)
+
+
+def merge_equal(p: LoopProgram) -> LoopProgram:
+    """Of operations that compute the same, one is left: upsampling has the same weights for rows and columns.
+
+    After inlining, so that only what would be stored twice is stored once: a value that each reader computes
+    for itself stays where it is.
+    """
+    uses = analyse(p)
+    changing = _written_again(p)
+    first: dict[tuple[object, ...], str] = {}
+    same: dict[str, str] = {}
+    ops: list[Op] = []
+
+    def renamed(n: Expr) -> Expr | None:
+        if n.buffer not in same:
+            return None
+        own = iter([n.indices[d] for d in _long_dims(p.buffers[n.buffer])])
+        b = p.buffers[same[n.buffer]]
+        kept = _long_dims(b)
+        at = tuple(next(own) if d in kept else ix.const(0) for d in range(len(b.sizes)))
+        return ex.load(b.name, at, n.dtype)
+
+    for op in p.ops:
+        if isinstance(op, Extern):
+            ops.append(op)
+            continue
+        body = ex.rewrite_loads(op.body, renamed) if same else op.body
+        new = op if body is op.body else replace(op, body=body)
+        out = p.buffers[op.out]
+        touched = {base_of(p.buffers, b) for b in (op.out, *op_reads(new))}
+        if out.kind == "temp" and changing.isdisjoint(touched):
+            earlier = first.setdefault(_what(new, out), op.out)
+            if earlier != op.out and op.out not in uses.held:
+                same[op.out] = earlier
+                continue
+        ops.append(new)
+    return replace(p, ops=tuple(ops)) if same else p
+
+
+def _long_dims(b: Buffer) -> tuple[int, ...]:
+    return tuple(d for d, size in enumerate(b.sizes) if size != 1)
+
+
+def _what(op: Pointwise | Reduce, out: Buffer) -> tuple[object, ...]:
+    """What an operation computes, dimensions of size 1 left out: equal for two that can serve as one."""
+    long = _long_dims(out)
+    vars = [ix.var(f"i{k}", out.sizes[d]) for k, d in enumerate(long)]
+    mapping: dict[Index, Index] = {v: ix.const(0) for v in op.vars}
+    mapping.update(zip((op.vars[d] for d in long), vars, strict=True))
+    moved = {old: new for old, new in mapping.items() if old is not new}
+    body = op.body.substitute(moved) if moved else op.body
+    how = (op.kind, op.reduce_vars) if isinstance(op, Reduce) else ()
+    return (*vars, *how, body, out.dtype, *(out.strides[d] for d in long))
+
+
+def _written_again(p: LoopProgram) -> set[str]:
+    """The buffers that hold one value and later another."""
+    seen = {name for name, b in p.buffers.items() if b.kind == "input"}
+    again: set[str] = set()
+    for op in p.ops:
+        for name in {base_of(p.buffers, b) for b in op_outputs(op)}:
+            (again if name in seen else seen).add(name)
+    return again
 
 
 def drop_dead(p: LoopProgram) -> LoopProgram:
