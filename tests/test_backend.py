@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ import hotloop
 from hotloop import backend as hotloop_backend
 from hotloop.config import MODES
 from hotloop.runtime.pool import OutputPool
+from hotloop.runtime.toolchain import find_toolchain
+from judge import assert_as_accurate
 
 LADDER = ["hotloop_decomp", "hotloop_unfused", "hotloop"]
 
@@ -138,6 +142,66 @@ def test_one_thread_is_honoured() -> None:
         torch.set_num_threads(threads)
     torch._dynamo.reset()
     torch.testing.assert_close(compiled(torch.exp, options={"cpp.threads": 1})(big), torch.exp(big))
+
+
+def columns_turned(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Loops divided over threads: flat ones, rows, columns, and tiles, which are two loops in one."""
+    turned = torch.relu(y).t().contiguous()
+    return (x + 1).exp(), torch.softmax(x, -1), x.sum(0), turned, torch.nn.functional.embedding(ROWS, x)
+
+
+ROWS = torch.arange(500)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_compiler_with_another_openmp_uses_torchs_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hotloop_backend, "_toolchain", lambda cxx: dataclasses.replace(find_toolchain(cxx), openmp=False)
+    )
+    hotloop_backend._builder.cache_clear()
+    x, y = torch.randn(600, 500), torch.randn(400, 700)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        text = "".join(kernels_of(columns_turned, x, y))
+        torch._dynamo.reset()
+        g = compiled(columns_turned)
+        for _ in range(3):
+            for got, want, exact in zip(
+                g(x, y), columns_turned(x, y), columns_turned(x.double(), y.double()), strict=True
+            ):
+                assert_as_accurate(got, want, exact)
+    finally:
+        torch.set_num_threads(before)
+        hotloop_backend._builder.cache_clear()
+    assert "omp parallel" not in text
+    assert ("parallel_for(0, " in text) is (threads == 2)
+    assert ("iteration0 / " in text) is (threads == 2)
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang here")
+def test_clang_compiles_what_is_printed() -> None:
+    x, y = torch.randn(600, 500), torch.randn(400, 700)
+    got = compiled(columns_turned, options={"cpp.cxx": "clang++"})(x, y)
+    exact = columns_turned(x.double(), y.double())
+    for a, b, c in zip(got, columns_turned(x, y), exact, strict=True):
+        assert_as_accurate(a, b, c)
+
+
+def test_an_index_out_of_range_is_found_by_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        hotloop_backend, "_toolchain", lambda cxx: dataclasses.replace(find_toolchain(cxx), openmp=False)
+    )
+    hotloop_backend._builder.cache_clear()
+    table, rows = torch.randn(600, 500), torch.arange(600)
+    g = compiled(lambda table, rows: torch.nn.functional.embedding(rows, table) * 2)
+    torch.testing.assert_close(g(table, rows), table * 2)
+    rows[599] = 600
+    with pytest.raises(IndexError):
+        g(table, rows)
+    hotloop_backend._builder.cache_clear()
 
 
 def test_eager_precision_rounds_where_eager_does() -> None:

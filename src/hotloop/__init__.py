@@ -6,7 +6,14 @@ of the compiler. Read next: backend.py, which holds the list of stages.
 """
 
 from hotloop.config import Config, config
-from hotloop.errors import CompileError, HotloopError, OptionError, ToolchainError, VerifyError
+from hotloop.errors import (
+    CompileError,
+    HotloopError,
+    MissingCompilerError,
+    OptionError,
+    ToolchainError,
+    VerifyError,
+)
 
 __version__ = "0.1.0"
 
@@ -14,6 +21,7 @@ __all__ = [
     "CompileError",
     "Config",
     "HotloopError",
+    "MissingCompilerError",
     "OptionError",
     "ToolchainError",
     "VerifyError",

@@ -25,7 +25,7 @@ from hotloop.codegen.host import print_host
 from hotloop.codegen.output_code import fusions, graph_key, print_output_code, steps
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
-from hotloop.errors import CompileError, HotloopError, ToolchainError, describe_exception
+from hotloop.errors import CompileError, HotloopError, MissingCompilerError, OptionError, describe_exception
 from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
@@ -39,7 +39,7 @@ from hotloop.runtime.override import find_override
 from hotloop.runtime.packing import FINGERPRINT, FINGERPRINT_NAME
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program
-from hotloop.runtime.toolchain import choose_simd, find_toolchain
+from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain
 from hotloop.schedule.schedule import schedule
 
 __all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link"]
@@ -69,7 +69,7 @@ def hotloop(
         OptionError: for an unknown mode or option; the message names the nearest valid one.
         CompileError, ToolchainError: when a graph cannot be compiled and ``config.on_error`` is ``"raise"``.
     """
-    return _through_aot(gm, inputs, resolve(mode, options), compile_graph)
+    return _through_aot(gm, inputs, mode, options, compile_graph)
 
 
 def hotloop_unfused(
@@ -80,8 +80,7 @@ def hotloop_unfused(
     options: Options | None = None,
 ) -> Compiled:
     """The rung below ``hotloop``: the same compiler with one kernel per operator."""
-    config = resolve(mode, {**(options or {}), "unfused": True})
-    return _through_aot(gm, inputs, config, compile_graph)
+    return _through_aot(gm, inputs, mode, {**(options or {}), "unfused": True}, compile_graph)
 
 
 def hotloop_decomp(
@@ -99,17 +98,22 @@ def hotloop_decomp(
         with Log(config, graph_id=next(_graph_numbers), kind=kind) as log:  # type: ignore[arg-type]
             return _boxed(passes.run(graph, config, log))
 
-    return _through_aot(gm, inputs, resolve(mode, options), compile_one)
+    return _through_aot(gm, inputs, mode, options, compile_one)
 
 
 def _through_aot(
     gm: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    config: Config,
+    mode: str | None,
+    options: Options | None,
     compile_one: Callable[[torch.fx.GraphModule, Sequence[Any], str, Config], Compiled],
 ) -> Compiled:
-    backend = compat.aot_backend(lambda g, i, kind: compile_one(g, i, kind, config), decompositions())
-    return backend(gm, inputs)
+    try:
+        config = resolve(mode, options)
+        backend = compat.aot_backend(lambda g, i, kind: compile_one(g, i, kind, config), decompositions())
+        return backend(gm, inputs)
+    except OptionError as error:
+        raise compat.BackendOptionError(error) from None
 
 
 def _boxed(gm: torch.fx.GraphModule) -> Compiled:
@@ -135,12 +139,9 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
         # AOTAutograd's fake tensor mode is still on: what a stage computes for itself would have no values.
         with compat.real_tensors():
             return _compile_static(gm, kind, config)
-    except ToolchainError as error:
-        if config.missing_toolchain != "eager" and config.on_error != "eager":
-            raise
-        return _uncompiled(gm, error)
     except HotloopError as error:
-        if config.on_error != "eager":
+        missing = isinstance(error, MissingCompilerError) and config.missing_toolchain == "eager"
+        if not missing and config.on_error != "eager":
             raise
         return _uncompiled(gm, error)
 
@@ -161,8 +162,10 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     name = f"graph_{number}_{kind}"
     threads = config.cpp.threads or torch.get_num_threads()
     level = choose_simd(config.cpp.simd)
-    with Log(config, graph_id=number, kind=kind) as log, _reported(log):  # type: ignore[arg-type]
-        key = _graph_key(gm, kind, config, log, {"level": level, "threads": str(threads)})
+    openmp = _openmp(config.cpp.cxx)
+    with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
+        settings = {"level": level, "threads": str(threads), "openmp": str(openmp)}
+        key = _graph_key(gm, kind, config, log, settings)
         known = None if key is None else _recall(key, gm, name, level, config, log)
         if known is not None:
             return known
@@ -186,7 +189,7 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
         if config.check:
             verify_schedule(plan)
         with _stage("codegen"):
-            functions = print_functions(_distinct_kernels(plan), level)
+            functions = print_functions(_distinct_kernels(plan), level, openmp)
             host, objects = print_host(plan, name)
         log.stage("output_code", lambda: print_output_code(program, functions, host, name, level))
         for f in functions:
@@ -293,9 +296,22 @@ def _distinct_kernels(plan: Schedule) -> list[Kernel]:
 
 
 @cache
+def _toolchain(cxx: str | None) -> Toolchain:
+    return find_toolchain(cxx)
+
+
+def _openmp(cxx: str | None) -> bool:
+    """Whether the compiler's OpenMP is torch's. Without a compiler it makes no difference, until it does."""
+    try:
+        return _toolchain(cxx).openmp
+    except MissingCompilerError:
+        return True
+
+
+@cache
 def _builder(cxx: str | None, cache_dir: str, workers: int, level: Any) -> Builder:
     """One builder for each toolchain and cache folder: it knows what this process has loaded already."""
-    return Builder(find_toolchain(cxx), _cache(cache_dir), workers, level)
+    return Builder(_toolchain(cxx), _cache(cache_dir), workers, level)
 
 
 @cache

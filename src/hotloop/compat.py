@@ -12,6 +12,7 @@ import contextlib
 import logging
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import get_debug_dir
 from torch._guards import detect_fake_mode
 from torch._logging import _internal as torch_logging
@@ -29,6 +31,8 @@ from torch._logging import _internal as torch_logging
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+
+from hotloop.errors import OptionError
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
@@ -204,6 +208,24 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
     torch 2.11 to 2.14: `torch.utils._python_dispatch._disable_current_modes`.
     """
     return _disable_current_modes()
+
+
+class BackendOptionError(OptionError, BackendCompilerFailed):
+    """An option's error, raised by a back end so that Dynamo shows it as it is.
+
+    torch.compile does not show options to a back end before the first call, and Dynamo puts what a back end
+    raises into an error of its own, below a traceback of its own frames. An exception of Dynamo's own kind
+    it leaves alone, but for the frames. ``except OptionError`` and ``except BackendCompilerFailed`` both
+    take it.
+    torch 2.11 to 2.14: `torch._dynamo.exc.BackendCompilerFailed`, `ShortenTraceback`.
+    """
+
+    def __init__(self, error: OptionError) -> None:
+        BackendCompilerFailed.__init__(self, aot_backend, error, sys._getframe(1))
+        self.args = (str(error),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OptionError, (str(self),)
 
 
 def aot_backend(

@@ -112,6 +112,10 @@ class ToolchainError(HotloopError):
         super().__init__(f"{message}\n  next: {self.hint}")
 
 
+class MissingCompilerError(ToolchainError):
+    """There is no C++ compiler, or the one that was asked for is not there."""
+
+
 class IndexRangeError(HotloopError, IndexError):
     """An index in the data is out of range.
 

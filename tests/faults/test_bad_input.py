@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,9 +54,25 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_wrong_name_or_value_says_what_is_right(how: dict[str, Any], says: str) -> None:
-    with pytest.raises(BackendCompilerFailed, match=says) as caught:
+    with pytest.raises(hotloop.OptionError, match=says) as caught:
         compiled(add_one, **how)(torch.ones(3))
-    assert isinstance(caught.value.inner_exception, hotloop.OptionError)
+    assert isinstance(caught.value, BackendCompilerFailed)
+
+
+@pytest.mark.parametrize("backend", ["hotloop", "hotloop_unfused", "hotloop_decomp"])
+def test_a_wrong_option_is_read_at_once(backend: str) -> None:
+    """The message comes first, below a traceback of a few lines; nothing of it stays for the next call."""
+    f = torch.compile(add_one, backend=backend, options={"cehck": True})
+    for _ in range(2):
+        with pytest.raises(hotloop.OptionError) as caught:
+            f(torch.ones(3))
+        shown = traceback.format_exception(caught.value)
+        assert len(shown) <= 6, "".join(shown)
+        assert shown[-1].startswith("hotloop.compat.BackendOptionError: hotloop has no option 'cehck'; ")
+        assert str(caught.value).startswith("hotloop has no option 'cehck'; did you mean 'check'?\n")
+    copy = pickle.loads(pickle.dumps(caught.value))  # as a worker process hands it to its parent
+    assert type(copy) is hotloop.OptionError and str(copy) == str(caught.value)
+    assert torch.equal(compiled(add_one)(torch.ones(3)), torch.full((3,), 2.0))
 
 
 @pytest.mark.skipif(backend.choose_simd(None) == "avx512", reason="this CPU has every level")
@@ -65,7 +83,7 @@ def test_a_level_that_the_cpu_lacks_is_refused() -> None:
 
 def test_an_option_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTLOOP_CPP_THREADS", "many")
-    with pytest.raises(BackendCompilerFailed, match="HOTLOOP_CPP_THREADS"):
+    with pytest.raises(hotloop.OptionError, match="HOTLOOP_CPP_THREADS"):
         compiled(add_one)(torch.ones(3))
 
 
@@ -195,7 +213,7 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     with pytest.raises(BackendCompilerFailed, match="CXX names the C\\+\\+ compiler") as caught:
         compiled(f)(x)
-    assert isinstance(caught.value.inner_exception, hotloop.ToolchainError)
+    assert isinstance(caught.value.inner_exception, hotloop.MissingCompilerError)
     assert "apt-get install g++" in str(caught.value)
     monkeypatch.delenv("CXX")
     torch._dynamo.reset()
@@ -237,9 +255,11 @@ def test_without_a_compiler_eager_can_go_on(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_compiler_that_fails(body: str, says: str, tmp_path: Path) -> None:
     f, x = with_constant(0.25 + len(body)), torch.randn(7)
     options = {"cpp.cxx": script(tmp_path, body), "cache_dir": str(tmp_path / "cache")}
+    # It is there: an option for a missing one does not hide that it fails.
     with pytest.raises(BackendCompilerFailed, match=says) as caught:
-        compiled(f, options=options)(x)
+        compiled(f, options={**options, "missing_toolchain": "eager"})(x)
     assert isinstance(caught.value.inner_exception, hotloop.ToolchainError)
+    assert not isinstance(caught.value.inner_exception, hotloop.MissingCompilerError)
     torch._dynamo.reset()
     result, said = warned(compiled(f, options={**options, "on_error": "eager"}), x)
     assert torch.equal(result, f(x))
@@ -265,7 +285,13 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("stage", "function"), [("lower", "lower"), ("schedule", "schedule"), ("codegen", "print_host")]
+    ("stage", "function"),
+    [
+        ("lower", "lower"),
+        ("schedule", "schedule"),
+        ("codegen", "print_host"),
+        ("compile", "link"),
+    ],
 )
 def test_a_fault_of_a_stage(stage: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(5)

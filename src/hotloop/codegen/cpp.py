@@ -85,7 +85,8 @@ def print_functions(kernels: Iterable[Kernel], level: str, openmp: bool = True) 
 
     Arguments:
         level: of the CPU: ``avx512``, ``avx2``, ``neon`` or ``scalar``.
-        openmp: whether parallel loops may be divided over threads.
+        openmp: whether parallel loops are OpenMP's; if not, ``parallel_for`` divides them over the threads of
+            torch.
     """
     chosen = {k.name: k for k in dedupe(kernels).values()}
     return [print_kernel(k, level, openmp) for k in chosen.values()]
@@ -147,7 +148,7 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
     taken |= {t.name for t in inside if isinstance(t, (Let, Init, Scratch))}
     values = ExprPrinter(writer, {p.name: p.dtype for p in k.params}, taken)
     shared = frozenset(p.name for p in k.params if not p.restrict)
-    StatementPrinter(writer, values, lane_count(k, level), k.parallel and openmp, shared).body(k.body)
+    StatementPrinter(writer, values, lane_count(k, level), k.parallel, openmp, shared).body(k.body)
     body = writer.lines()
     if any("&error" in line for line in body):
         body = ["i32 error = 0;", *body, "return error;"]

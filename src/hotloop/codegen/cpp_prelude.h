@@ -704,3 +704,14 @@ template <class V, class I> HL void hargmin(V value, I index, elem<V>& v, elem<I
     else { v = value[0]; i = index[0];
            for (int k = 1; k < width<V>; k++) { elem<V> x = value[k]; elem<I> y = index[k]; argmin_step(v, i, x, y); } }
 }
+
+// @section parallel_for needs: core
+// f(i) for each i in begin <= i < end, divided over torch's threads: what an OpenMP pragma does where the
+// compiler's OpenMP is not torch's. f holds what it needs by value.
+extern "C" int torch_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void*), void* context);
+template <class F> static inline void parallel_for(i64 begin, i64 end, F f) {
+    torch_parallel_for(begin, end, 1, [](i64 first, i64 last, void* context) {
+        const F own = *(const F*)context;  // a copy that nothing points to: the pointers in it stay in registers
+        for (i64 i = first; i < last; i++) own(i);
+    }, &f);
+}

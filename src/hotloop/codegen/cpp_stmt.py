@@ -108,12 +108,19 @@ class StatementPrinter:
     """Prints the body of one kernel into a writer. Parameters in ``shared`` may be the same memory."""
 
     def __init__(
-        self, writer: Writer, values: ExprPrinter, lanes: int, parallel: bool, shared: frozenset[str]
+        self,
+        writer: Writer,
+        values: ExprPrinter,
+        lanes: int,
+        parallel: bool,
+        openmp: bool,
+        shared: frozenset[str],
     ) -> None:
         self.writer = writer
         self.values = values
         self.width = lanes
         self.parallel = parallel
+        self.openmp = openmp
         self.shared = shared
         self._accumulators: dict[str, Accumulator] = {}
         self._inside_parallel = False
@@ -347,15 +354,40 @@ class StatementPrinter:
                 break
             nest.append(inner)
         self._hoist((s,))
+        blocks = self._open_openmp(nest) if self.openmp else self._open_parallel_for(nest)
+        self._inside_parallel = True
+        self.body(nest[-1].body)
+        self._inside_parallel = False
+        for _ in range(blocks):
+            self.writer.close()
+
+    def _open_openmp(self, nest: Sequence[Loop]) -> int:
+        """Open the blocks of parallel loops, of which the first is divided; how many they are."""
         collapse = f" collapse({len(nest)})" if len(nest) > 1 else ""
         pragma = f"#pragma omp parallel for{collapse} schedule(static)\n"
         for k, loop in enumerate(nest):
             self.writer.open((pragma if k == 0 else "") + self._header(loop))
-        self._inside_parallel = True
-        self.body(nest[-1].body)
-        self._inside_parallel = False
-        for _ in nest:
-            self.writer.close()
+        return len(nest)
+
+    def _open_parallel_for(self, nest: Sequence[Loop]) -> int:
+        """The same through torch's threads: the loops become one over the number of all their iterations."""
+        at = self.values.index()
+        head = "parallel_for({}, {}, [=, &error](i64 {})"
+        starts = [at.scalar(s.start).text for s in nest]
+        if len(nest) == 1:
+            self.writer.open(head.format(starts[0], at.scalar(nest[0].stop).text, nest[0].var.name), "});")
+            return 1
+        counts = [self.values.fresh(f"{s.var.name}_count") for s in nest]
+        for s, count in zip(nest, counts, strict=True):
+            self.writer.line(f"const i64 {count} = {at.scalar(ix.as_index(s.stop) - s.start).text};")
+        flat = self.values.fresh("iteration")
+        self.writer.open(head.format(0, " * ".join(counts), flat), "});")
+        for k, s in enumerate(nest):
+            inside = "".join(f" / {c}" for c in counts[k + 1 :])
+            start = "" if starts[k] == "0" else f"{starts[k]} + "
+            own = f"{flat}{inside}{f' % {counts[k]}' if k else ''}"
+            self.writer.line(f"const i64 {s.var.name} = {start}{own};")
+        return 1
 
     def _serial_loop(self, s: Loop) -> None:
         terms = self._terms(s.body)

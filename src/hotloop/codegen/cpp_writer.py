@@ -52,6 +52,7 @@ class Block:
     header: str = ""
     items: list[Item] = field(default_factory=list)
     mark: bool = False
+    end: str = "}"
 
 
 Item = str | Block
@@ -74,9 +75,9 @@ class Writer:
         self._open[-1].items.append(place)
         return place
 
-    def open(self, header: str) -> None:
+    def open(self, header: str, end: str = "}") -> None:
         """Start a block: ``header {``."""
-        block = Block(header)
+        block = Block(header, end=end)
         self._open[-1].items.append(block)
         self._open.append(block)
 
@@ -102,9 +103,9 @@ def _render(block: Block) -> list[str]:
     if not block.header:
         return ["{", *body, "}"]
     # A single statement needs no braces; a statement with a block of its own reads better with them.
-    if len(inner) == 1:
+    if len(inner) == 1 and block.end == "}":
         return [*head, *body]
-    return [*head[:-1], head[-1] + " {", *body, "}"]
+    return [*head[:-1], head[-1] + " {", *body, block.end]
 
 
 def register(dtype: torch.dtype) -> str:

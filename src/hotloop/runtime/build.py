@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from hotloop import __version__
-from hotloop.errors import ToolchainError
+from hotloop.errors import MissingCompilerError, ToolchainError
 from hotloop.runtime.cache import Cache, digest
 from hotloop.runtime.toolchain import SimdLevel, Toolchain, detect_simd
 
@@ -319,7 +319,9 @@ class Builder:
                     start_new_session=sys.platform != "win32",
                 )
             except OSError as error:
-                raise ToolchainError(f"cannot run the C++ compiler {command[0]}: {error.strerror}") from error
+                # It was there when it was looked for.
+                kind = MissingCompilerError if isinstance(error, FileNotFoundError) else ToolchainError
+                raise kind(f"cannot run the C++ compiler {command[0]}: {error.strerror}") from error
             self._running.add(process)
         try:
             printed, _ = process.communicate()

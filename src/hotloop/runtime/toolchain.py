@@ -39,7 +39,7 @@ from typing import Literal
 
 import torch
 
-from hotloop.errors import OptionError, ToolchainError
+from hotloop.errors import MissingCompilerError, OptionError
 
 Kind = Literal["gcc", "clang", "cl", "zig"]
 SimdLevel = Literal["avx512", "avx2", "scalar", "neon"]
@@ -176,7 +176,7 @@ def find_toolchain(cxx: str | None = None, environment: Mapping[str, str] | None
         environment: stands for os.environ.
 
     Raises:
-        ToolchainError: there is none, or the one asked for is not there; the text says what to install.
+        MissingCompilerError: there is none, or the one asked for is not there; the text says what to install.
     """
     environment = os.environ if environment is None else environment
     from_environment = environment.get("CXX")
@@ -202,7 +202,7 @@ def find_toolchain(cxx: str | None = None, environment: Mapping[str, str] | None
     zig = _find_zig()
     if zig is not None:
         return zig
-    raise ToolchainError(_none_found(), hint=_what_to_install())
+    raise MissingCompilerError(_none_found(), hint=_what_to_install())
 
 
 def _from_command(origin: str, command: str, environment: Mapping[str, str]) -> Toolchain:
@@ -210,7 +210,7 @@ def _from_command(origin: str, command: str, environment: Mapping[str, str]) -> 
     words = [command] if Path(command).is_file() else shlex.split(command, posix=sys.platform != "win32")
     resolved = shutil.which(words[0], path=environment.get("PATH"))
     if resolved is None:
-        raise ToolchainError(
+        raise MissingCompilerError(
             f"{origin} names the C++ compiler '{words[0]}', which is not there",
             hint=f"correct or unset {origin}; or {_what_to_install()}",
         )
