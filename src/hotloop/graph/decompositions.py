@@ -20,6 +20,8 @@ import torch
 
 from hotloop.compat import OpOverload, core_decompositions, decompositions_of, is_composite, is_pure
 
+from . import foreach
+
 __all__ = ["decompositions"]
 
 
@@ -79,7 +81,7 @@ def _packets(names: Sequence[str]) -> list[Any]:
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """From operator overload to the function that takes it apart."""
     core = {k: f for k, f in core_decompositions().items() if _seen_in_graphs(k)}
-    table = {**core, **decompositions_of(_packets(_FUSIBLE))}
+    table = {**core, **decompositions_of(_packets(_FUSIBLE)), **foreach.decompositions}
     whole = {getattr(p, o) for p in _packets([*_LOWERED, *_LIBRARY]) for o in p.overloads()}
     return MappingProxyType({k: f for k, f in table.items() if k not in whole})
 

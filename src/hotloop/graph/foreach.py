@@ -1,9 +1,9 @@
 """Operators on lists of tensors, which optimizers are made of, taken apart into operators on tensors.
 
-What comes in: nothing. What goes out: a table from each ``_foreach`` operator to the function that AOTAutograd
-takes it apart with. What holds in between: the result number ``i`` is what the operator of the same name gives
-for the entries ``i`` of its lists, which is what eager computes on a CPU; so the whole update of a parameter
-becomes one kernel.
+What comes in: nothing. What goes out: a table from each ``_foreach`` operator to the function that
+AOTAutograd takes it apart with. What holds in between: the result number ``i`` is what the operator of the
+same name gives for the entries ``i`` of its lists, which is what eager computes on a CPU; so the whole update
+of a parameter becomes one kernel.
 
 The next file is ``decompositions.py``.
 """
@@ -23,10 +23,10 @@ __all__ = ["decompositions"]
 Function = Callable[..., torch.Tensor]
 
 _SAME_NAME = """
-    abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone cos cosh div erf erfc exp expm1 floor
-    frac lerp lgamma log log10 log1p log2 max mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub
-    tan tanh trunc
-""".split()
+    abs acos add asin atan ceil clamp_max clamp_min clone cos cosh div erf erfc exp expm1 floor frac lerp
+    lgamma log log10 log1p log2 mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh
+    trunc
+"""
 
 
 def _limit(tensors: Function, number: Function) -> Function:
@@ -34,7 +34,8 @@ def _limit(tensors: Function, number: Function) -> Function:
 
 
 def _norm(x: torch.Tensor, ord: Any = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, ord, dtype=dtype)
+    result: torch.Tensor = torch.linalg.vector_norm(x, ord, dtype=dtype)
+    return result
 
 
 def _scaled(f: Function) -> Function:
@@ -43,7 +44,7 @@ def _scaled(f: Function) -> Function:
 
 
 _FUNCTIONS: Mapping[str, Function] = {
-    **{name: getattr(torch, name) for name in _SAME_NAME},
+    **{name: getattr(torch, name) for name in _SAME_NAME.split()},
     "addcdiv": _scaled(torch.addcdiv),
     "addcmul": _scaled(torch.addcmul),
     "maximum": _limit(torch.maximum, torch.clamp_min),
@@ -58,8 +59,7 @@ def _for_each(f: Function) -> Callable[..., list[torch.Tensor]]:
     """``f`` on the entries of lists. What is no list is the same for each of them."""
 
     def apply(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        lists = (a for a in args if isinstance(a, (list, tuple)) and any(isinstance(x, torch.Tensor) for x in a))
-        count = len(next(lists))
+        count = next(len(a) for a in args if isinstance(a, (list, tuple)))
         rows = [a if isinstance(a, (list, tuple)) else [a] * count for a in args]
         return [f(*row, **kwargs) for row in zip(*rows, strict=True)]
 
@@ -71,7 +71,7 @@ def _table() -> dict[Any, Callable[..., list[torch.Tensor]]]:
     for name, f in _FUNCTIONS.items():
         for overload in functional_overloads(f"_foreach_{name}"):
             # Factors in a tensor are read by their value, which a graph has not.
-            if name not in ("addcdiv", "addcmul") or not overload.name().endswith(".Tensor"):
+            if name not in ("addcdiv", "addcmul") or not str(overload).endswith(".Tensor"):
                 found[overload] = _for_each(f)
     return found
 

@@ -56,6 +56,18 @@ _ASSERTIONS = {
 }
 
 
+def name_operators(gm: GraphModule) -> bool:
+    """Operators that capture makes itself, by the names that have rules: ``fma(a, b, c)`` is ``a * b + c``.
+
+    An optimizer's step has them. They are registered when Dynamo first needs them: hence a text, no object.
+    """
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == "prims.fma.default"]
+    for node in found:
+        a, b, c = node.args
+        node.target, node.args = aten.addcmul.default, (c, a, b)
+    return bool(found)
+
+
 def drop_dead_code(gm: GraphModule) -> bool:
     """Nodes that nobody uses, last ones first. Random operators stay: they move the generator on."""
     changed = False
@@ -271,6 +283,7 @@ def _key(value: Any) -> Hashable:
 #: The passes, in order. Each says whether it changed the graph.
 PASSES: tuple[Callable[[GraphModule], bool], ...] = (
     drop_assertions,
+    name_operators,
     drop_dead_code,
     fold_numbers,
     drop_no_ops,
