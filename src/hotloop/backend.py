@@ -110,6 +110,8 @@ def _through_aot(
 ) -> Compiled:
     try:
         config = resolve(mode, options)
+        if compat.overlapping_writes(gm):
+            return gm  # eager refuses most such writes, and says why
         backend = compat.aot_backend(lambda g, i, kind: compile_one(g, i, kind, config), decompositions())
         return backend(gm, inputs)
     except OptionError as error:

@@ -368,3 +368,60 @@ def packed_convolution(
 def packed_bytes(packed: torch.Tensor) -> int:
     """The bytes of a weight in blocks, without the padding that the library adds."""
     return packed.numel() * packed.element_size()
+
+
+_WRITING = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
+_WRITING_FUNCTIONS = frozenset((*(getattr(operator, n) for n in _WRITING), *(f"__{n}__" for n in _WRITING)))
+
+
+def overlapping_writes(gm: torch.fx.GraphModule) -> bool:
+    """Whether an operator of Dynamo's graph writes to memory that it reads at other positions.
+
+    Eager PyTorch refuses most of these. AOTAutograd makes the graph functional, and nothing is left to refuse.
+    torch 2.11 to 2.14: Dynamo leaves each node's fake tensor in `node.meta["example_value"]`, and fake
+    tensors share storage where the real ones do.
+    """
+    return any(n.op in ("call_function", "call_method") and _writes_to_overlap(n) for n in gm.graph.nodes)
+
+
+def _writes_to_overlap(node: torch.fx.Node) -> bool:
+    def value(a: Any) -> Any:
+        return a.meta.get("example_value") if isinstance(a, torch.fx.Node) else a
+
+    out = value(node.kwargs.get("out"))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = node.target in _WRITING_FUNCTIONS or (name.endswith("_") and not name.startswith("_"))
+    written = out if out is not None else value(node.args[0]) if in_place and node.args else None
+    read = [value(n) for n in node.all_input_nodes if n is not node.kwargs.get("out")]
+    if out is None and read:
+        read = read[1:]
+    if node.target in (operator.setitem, "__setitem__"):
+        where = torch.fx.map_arg(node.args[1], lambda n: None)
+        parts = where if isinstance(where, tuple) else (where,)
+        if not all(p is Ellipsis or isinstance(p, (int, slice)) for p in parts):
+            return False
+        written = None if written is None else written[where]
+    if not isinstance(written, torch.Tensor):
+        return False
+    return any(isinstance(t, torch.Tensor) and _partly_overlap(written, t) for t in read)
+
+
+def _partly_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """As PyTorch decides it: dense tensors in one storage, of ranges that meet and are not the same."""
+    known = all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset()))
+    if not known or storage_key(a) != storage_key(b) or not (_is_dense(a) and _is_dense(b)):
+        return False
+    start_a, start_b = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
+    end_a, end_b = start_a + a.nbytes, start_b + b.nbytes
+    if (start_a, end_a) == (start_b, end_b):
+        return a.stride() != b.stride()
+    return start_a < end_b and start_b < end_a
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    step = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(t.stride(), t.shape, strict=True) if sz != 1):
+        if stride != step:
+            return False
+        step *= size
+    return t.numel() > 0

@@ -1,19 +1,23 @@
 """PyTorch's own samples of every operator, compiled and compared with eager.
 
-What comes in: a dtype and names of operators of `torch.testing`'s operator database; all of them if none is
-named. What goes out: one `Outcome` for each sample. What holds: a sample runs AOTAutograd and hotloop as a
-user's function does, but not Dynamo; samples run in another process, so that a crash ends one operator and
-not the sweep.
+What comes in: a dtype, names of operators of `torch.testing`'s operator database (all of them if none is
+named), and ways to run them: `forward`, `backward`, `dynamic` (forward with symbolic sizes). What goes out: one
+`Outcome` for each sample and way, and from them docs/operators.md. What holds: a sample runs AOTAutograd and
+hotloop as a user's function does, but not Dynamo; samples run in another process, so that a crash ends one
+operator and not the sweep.
 
-    python tests/ops/sweep.py float32                 every operator, then a summary
-    python tests/ops/sweep.py int64 floor_divide      one operator, in this process
+    python tests/ops/sweep.py float32                        every operator, then a summary
+    python tests/ops/sweep.py int64 floor_divide             one operator, in this process
+    python tests/ops/sweep.py all --results r.jsonl          every dtype and way; goes on where it was stopped
+    python tests/ops/sweep.py --table docs/operators.md --results r.jsonl
 
-Next: test_ops.py, which runs a part of it.
+Next: expected.py, what is expected to fail; table.py, which writes the table; test_ops.py, which runs a part.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -26,81 +30,48 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from functorch.compile import aot_function
+from functorch.compile import aot_function, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import hotloop
+from expected import DTYPES, is_arbitrary, reason, unjudged, without_strides
+from hotloop import backend
 from hotloop.backend import compile_graph
 from hotloop.config import resolve
 from hotloop.graph.decompositions import decompositions
-from judge import assert_as_accurate, reference_of
+from hotloop.ir.loops import Extern
+from judge import assert_as_accurate, float64_reference, reference_of, to_float64
+from table import Outcome, write_table
 
 # The database wraps random operators in a function that sets a seed. A compiled function would have it set
 # once, while it is traced.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 
-__all__ = ["Outcome", "names", "sweep", "sweep_here"]
+__all__ = ["MODES", "Outcome", "names", "sweep", "sweep_here"]
 
+MODES = ("forward", "backward", "dynamic")
 SAMPLES = 4
 GENERATED = 48  # samples looked at for an operator: generating all takes minutes for some
-SECONDS = 60.0  # for one operator, before its process is ended
+SECONDS = 60.0  # of processor time for one operator and way, before its process is ended
 
 _PACKAGE = str(Path(hotloop.__file__).parent)
-# Their values are not determined by the arguments.
-_ARBITRARY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-# Results that float64 cannot judge: bases are determined only up to signs and rotations, and neighbours are
-# those of the dtype. They are compared with eager alone.
-_NO_REFERENCE = (
-    "linalg.eig",
-    "linalg.svd",
-    "svd",
-    "pca_lowrank",
-    "geqrf",
-    "linalg.qr",
-    "qr",
-    "frexp",
-    "nextafter",
-)
-# Operators whose strides PyTorch announces (to whoever compiles) otherwise than its CPU kernel makes them.
-_OTHER_VALUES = {  # the same of values: it rounds halves to even where its kernel for images rounds them up
-    torch.uint8: ("nn.functional.interpolate.bilinear", "nn.functional.interpolate.bicubic",
-                  "nn.functional.upsample_bilinear"),
-}  # fmt: skip
-_OTHER_STRIDES = ("nn.functional.max_unpool",)
-
-
 # Dynamo would not have put these operators into a graph: sizes, or what follows, depend on values.
 _GRAPH_BREAKS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one sample.
-
-    `kind` is ok, wrong, error (compiling or calling raised), crash, timeout, or skip (not for a compiler).
-    """
-
-    operator: str
-    dtype: str
-    sample: int
-    kind: str
-    text: str = ""
-    seconds: float = 0.0
-
-
 def names(dtype: torch.dtype) -> list[str]:
     """The operators that take this dtype on the CPU."""
-    found = [_name(op) for op in common_methods_invocations.op_db if dtype in op.supported_dtypes("cpu")]
-    return sorted(set(found))
+    return sorted(_database(dtype))
 
 
 def _name(op: Any) -> str:
@@ -111,16 +82,19 @@ def _database(dtype: torch.dtype) -> dict[str, Any]:
     return {_name(op): op for op in common_methods_invocations.op_db if dtype in op.supported_dtypes("cpu")}
 
 
-def _samples(op: Any, dtype: torch.dtype, count: int) -> list[tuple[int, Any]]:
-    """Samples from all over the operator's list, the first ones being the plainest."""
-    found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), GENERATED))
-    if len(found) <= count:
+def _samples(op: Any, dtype: torch.dtype, count: int, grad: bool) -> list[tuple[int, Any]]:
+    """Samples from all over the operator's list, the first ones being the plainest; all for a count of 0."""
+    given = op.sample_inputs("cpu", dtype, requires_grad=grad)
+    found = list(itertools.islice(given, GENERATED) if count else given)
+    if count == 0 or len(found) <= count:
         return list(enumerate(found))
-    chosen = sorted({round(i * (len(found) - 1) / (count - 1)) for i in range(count)})
+    chosen = sorted({round(i * (len(found) - 1) / (count - 1)) for i in range(count)}) if count > 1 else [0]
     return [(i, found[i]) for i in chosen]
 
 
-def compiled(fn: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+def compiled(
+    fn: Callable[..., Any], options: dict[str, Any] | None = None, dynamic: bool = False
+) -> Callable[..., Any]:
     """`fn`, a function of tensors alone, compiled by AOTAutograd and hotloop, without Dynamo."""
     config = resolve(options={"fallback_random": True, **(options or {})})  # eager's numbers, to compare with
 
@@ -137,8 +111,28 @@ def compiled(fn: Callable[..., Any], options: dict[str, Any] | None = None) -> C
         fw_compiler=compile_one("forward"),
         bw_compiler=compile_one("backward"),
         inference_compiler=compile_one("inference"),
-        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=dict(decompositions()),
+        dynamic=dynamic,
     )
+
+
+@contextlib.contextmanager
+def _calls_through_pytorch() -> Iterator[list[str]]:
+    """The operators that graphs compiled inside call through PyTorch."""
+    found: list[str] = []
+    schedule = backend.schedule
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        plan = schedule(*args, **kwargs)
+        found.extend(str(s.target).removesuffix(".default") for s in plan.steps if isinstance(s, Extern))
+        return plan
+
+    with mock.patch.object(backend, "schedule", watched):
+        yield found
+
+
+# --- one sample ---------------------------------------------------------------------------------------------
 
 
 def _copy(leaf: Any) -> Any:
@@ -146,63 +140,96 @@ def _copy(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return leaf
     if leaf.is_conj() or leaf.is_neg():
-        return leaf.clone()
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     storage = leaf.detach().untyped_storage().clone()
     fresh = torch.empty(0, dtype=leaf.dtype)
-    return fresh.set_(storage, leaf.storage_offset(), leaf.shape, leaf.stride())
+    return fresh.set_(storage, leaf.storage_offset(), leaf.shape, leaf.stride()).requires_grad_(leaf.requires_grad)
 
 
-def _run_sample(op: Any, dtype: torch.dtype, call: Callable[..., Any], sample: Any) -> tuple[str, str]:
-    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if _name(op) in _OTHER_VALUES.get(dtype, ()):
-        return "skip", "PyTorch's own decomposition differs from its kernel"
-    if any(leaves[i].layout != torch.strided for i in places):
-        return "skip", "not a strided tensor"
+class _Sample:
+    """A sample as a function of its tensors."""
 
-    def fn(*tensors: torch.Tensor) -> list[Any]:
-        own = list(leaves)
-        for i, tensor in zip(places, tensors, strict=True):
+    def __init__(self, op: Any, call: Callable[..., Any], sample: Any, grad: bool) -> None:
+        self.name = _name(op)
+        self._call, self._process = call, sample.output_process_fn_grad if grad else None
+        self._leaves, self._spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+        self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
+        self.strided = all(self._leaves[i].layout == torch.strided for i in self._places)
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [_copy(self._leaves[i]) for i in self._places]
+
+    def __call__(self, *tensors: torch.Tensor) -> list[Any]:
+        own = list(self._leaves)
+        for i, tensor in zip(self._places, tensors, strict=True):
             own[i] = tensor
-        first, rest, named = tree_unflatten(own, spec)
-        return tree_flatten(call(first, *rest, **named))[0]
+        first, rest, named = tree_unflatten(own, self._spec)
+        out = self._call(first, *rest, **named)
+        return tree_flatten(out if self._process is None else self._process(out))[0]
 
-    def inputs() -> list[torch.Tensor]:
-        return [_copy(leaves[i]) for i in places]
-
-    eager_inputs, own_inputs = inputs(), inputs()
-    with torch.no_grad():
-        try:
-            torch.manual_seed(0)
-            eager = fn(*eager_inputs)
-        except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
-            return "skip", _short(error)
-        if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in eager):
-            return "skip", "a result that is not strided"
-        try:
-            torch.manual_seed(0)
-            got = compiled(fn)(*own_inputs)
-        except _GRAPH_BREAKS as error:
-            return ("error" if _raised_by_hotloop(error) else "skip"), "a graph break: " + _short(error)
-        except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
-            if "custom (non-ATen) operator" in str(error):
-                return "skip", _short(error)  # AOTAutograd knows no functional form
-            return "error", _short(error)
-    name = _name(op)
-    arbitrary = name in _ARBITRARY
-    if arbitrary:
-        got = [torch.zeros_like(t) if isinstance(t, torch.Tensor) else t for t in got]
-        eager = [torch.zeros_like(t) if isinstance(t, torch.Tensor) else t for t in eager]
-
-    def reference() -> Any:
+    def with_gradients(self, call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The results, then the gradients of all inputs that want one."""
         torch.manual_seed(0)
-        return reference_of(fn, *inputs())()
+        results = list(call(*inputs))
+        roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        wanting = [t for t in inputs if t.requires_grad]
+        heads = [_head(r) for r in roots]
+        found = torch.autograd.grad(roots, wanting, heads, allow_unused=True) if roots and wanting else ()
+        # Where eager has no gradient, AOTAutograd may have one of zeros.
+        zeros = [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanting, strict=False)]
+        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + zeros
 
-    unjudged = any(name.startswith(prefix) for prefix in _NO_REFERENCE)
+    def without(self, call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[Any]:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return list(call(*inputs))
+
+
+def _head(result: torch.Tensor) -> torch.Tensor:
+    """What comes into backward: the same numbers in every precision."""
+    ramp = (torch.arange(result.numel(), dtype=torch.float64) * 7 % 16 - 7) / 8
+    return ramp.reshape(result.shape).to(result.dtype)
+
+
+def _reference(sample: _Sample, grad: bool) -> Any:
+    """The sample in float64."""
+    torch.manual_seed(0)
+    if not grad:
+        return reference_of(sample, *[t.detach() for t in sample.inputs()])()
+    inputs = [
+        to_float64(t).requires_grad_(True) if t.requires_grad else to_float64(t) for t in sample.inputs()
+    ]
+    with float64_reference():
+        return sample.with_gradients(sample, inputs)
+
+
+def _run_sample(sample: _Sample, dtype: torch.dtype, mode: str) -> tuple[str, str]:
+    if not sample.strided:
+        return "skip", "not a strided tensor"
+    grad = mode == "backward"
+    run = sample.with_gradients if grad else sample.without
+    eager_inputs, own_inputs = sample.inputs(), sample.inputs()
     try:
-        strides = not name.startswith(_OTHER_STRIDES)
-        assert_as_accurate(list(got), eager, None if unjudged else reference, check_stride=strides)
-        written = [i for i, (a, b) in enumerate(zip(eager_inputs, inputs(), strict=True)) if not _same(a, b)]
+        eager = run(sample, eager_inputs)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
+        return "skip", "eager raises: " + _short(error)
+    if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in eager):
+        return "skip", "a result that is not strided"
+    try:
+        got = run(compiled(sample, {"check": True}, mode == "dynamic"), own_inputs)
+    except _GRAPH_BREAKS as error:
+        return ("error" if _raised_by_hotloop(error) else "break"), "a graph break: " + _short(error)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
+        if "custom (non-ATen) operator" in str(error):
+            return "break", _short(error)  # AOTAutograd knows no functional form
+        return "error", _short(error)
+    if is_arbitrary(sample.name):
+        got, eager = ([torch.zeros_like(t) if isinstance(t, torch.Tensor) else t for t in r] for r in (got, eager))
+    reference = None if unjudged(sample.name) else lambda: _reference(sample, grad)
+    try:
+        strides = not grad and not without_strides(sample.name)
+        assert_as_accurate(list(got), eager, reference, check_stride=strides)
+        written = [i for i, (a, b) in enumerate(zip(eager_inputs, sample.inputs(), strict=True)) if not _same(a, b)]
         if not _same_result(eager, eager_inputs, written):
             assert_as_accurate(own_inputs, eager_inputs, None, what="input after the call")
     except AssertionError as error:
@@ -213,6 +240,7 @@ def _run_sample(op: Any, dtype: torch.dtype, call: Callable[..., Any], sample: A
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = a.detach(), b.detach()
     return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
 
 
@@ -234,98 +262,150 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:600]}{where}"
 
 
-def sweep_here(dtype: torch.dtype, operators: Sequence[str], count: int = SAMPLES) -> Iterator[Outcome]:
+def sweep_here(
+    dtype: torch.dtype, operators: Sequence[str], count: int = SAMPLES, modes: Sequence[str] = ("forward",)
+) -> Iterator[Outcome]:
     """Run operators in this process."""
     database = _database(dtype)
     label = str(dtype).removeprefix("torch.")
-    for name in operators:
+    for name, mode in itertools.product(operators, modes):
         op = database[name]
+        grad = mode == "backward"
+        if grad and not (op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")):
+            continue
+        blank = Outcome(name, label, mode)
         try:
             torch.manual_seed(0)
-            samples = _samples(op, dtype, count)
+            samples = _samples(op, dtype, count, grad)
         except Exception as error:  # noqa: BLE001 - whatever it raises is an outcome
-            yield Outcome(name, label, -1, "skip", "samples: " + _short(error))
+            yield replace(blank, kind="skip", text="samples: " + _short(error))
             continue
+        if not samples:
+            yield replace(blank, kind="skip", text="no samples")
         for call, suffix in ((op.op, ""), (op.inplace_variant, "_")):
-            if call is None:
+            if call is None or (suffix and grad):
                 continue
-            for number, sample in samples[: count if not suffix else 1]:
+            for number, sample in samples[: len(samples) if not suffix else 1]:
                 if suffix and sample.broadcasts_input:
                     continue
-                start = time.perf_counter()
-                kind, text = _run_sample(op, dtype, call, sample)
-                yield Outcome(name + suffix, label, number, kind, text, round(time.perf_counter() - start, 3))
+                yield _outcome(replace(blank, operator=name + suffix, sample=number), op, call, sample, dtype)
+
+
+def _outcome(blank: Outcome, op: Any, call: Any, sample: Any, dtype: torch.dtype) -> Outcome:
+    start = time.perf_counter()
+    with _calls_through_pytorch() as calls:
+        kind, text = _run_sample(_Sample(op, call, sample, blank.mode == "backward"), dtype, blank.mode)
+    if kind in ("wrong", "error"):
+        expected = reason(blank.operator, blank.dtype, blank.mode)
+        if expected is not None:
+            kind, text = "expected", expected
+    took = round(time.perf_counter() - start, 3)
+    return replace(blank, kind=kind, text=text, calls=tuple(dict.fromkeys(calls)), seconds=took)
 
 
 # --- in another process -----------------------------------------------------------------------------------
 
 
-def sweep(dtype: torch.dtype, operators: Sequence[str], count: int = SAMPLES) -> Iterator[Outcome]:
+def sweep(
+    dtype: torch.dtype, operators: Sequence[str], count: int = SAMPLES, modes: Sequence[str] = ("forward",)
+) -> Iterator[Outcome]:
     """Run operators in another process, one at a time: a crash is an outcome of the operator it struck."""
     label = str(dtype).removeprefix("torch.")
-    left = list(operators)
+    left = [(name, mode) for name in operators for mode in modes]
     while left:
-        command = [sys.executable, __file__, "--worker", "--samples", str(count), label, *left]
+        words = [f"{name}:{mode}" for name, mode in left]
+        command = [sys.executable, __file__, label, "--worker", "--samples", str(count), *words]
         current = left[0]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
             errors: list[str] = []
             reader = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)  # noqa: B023
             reader.start()
-            watch = threading.Timer(SECONDS, process.kill)
-            watch.start()
             for line in process.stdout:
                 if line.startswith("start "):
-                    current = line.split()[1]
+                    name, _, mode = line.split()[1].rpartition(":")
+                    current = (name, mode)
                     left.remove(current)
-                    watch.cancel()
-                    watch = threading.Timer(SECONDS, process.kill)
-                    watch.start()
                 elif line.startswith("{"):
-                    yield Outcome(**json.loads(line))
+                    yield Outcome.from_json(line)
             status = process.wait()
-            watch.cancel()
             reader.join()
         if status:
-            kind = "timeout" if status == -signal.SIGKILL else "crash"
-            yield Outcome(current, label, -1, kind, f"status {status}: {''.join(errors)[-600:]}")
+            kind = "timeout" if status == -signal.SIGPROF else "crash"
+            text = f"status {status}: {''.join(errors)[-600:]}"
+            expected = reason(current[0], label, current[1])
+            if expected is not None:
+                kind, text = "expected", expected
+            yield Outcome(current[0], label, current[1], -1, kind, text)
             if current in left:
                 left.remove(current)
+
+
+def _work(dtype: torch.dtype, words: Sequence[str], count: int) -> None:
+    """The other process. Its clock is the processor's: one that is stopped is not late."""
+    for word in words:
+        name, _, mode = word.rpartition(":")
+        sys.stdout.write(f"start {word}\n")
+        sys.stdout.flush()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        for outcome in sweep_here(dtype, [name], count, [mode]):
+            sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+            sys.stdout.flush()
+
+
+def _known(path: Path | None) -> list[Outcome]:
+    if path is None or not path.exists():
+        return []
+    return [Outcome.from_json(line) for line in path.read_text().splitlines()]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("dtype")
+    parser.add_argument("dtype", nargs="?", help="a dtype, several with commas, or all")
     parser.add_argument("operators", nargs="*")
-    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each operator; 0 for all")
+    parser.add_argument("--modes", default="forward", help="forward,backward,dynamic")
+    parser.add_argument("--results", type=Path, help="a file that keeps outcomes, and is gone on with")
+    parser.add_argument("--table", type=Path, help="write the table of what --results holds")
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--all", action="store_true", help="print every outcome, not the faults alone")
     given = parser.parse_args()
-    dtype = getattr(torch, given.dtype)
     warnings.simplefilter("ignore")
     if given.worker:
-        for name in given.operators:
-            sys.stdout.write(f"start {name}\n")
-            sys.stdout.flush()
-            for outcome in sweep_here(dtype, [name], given.samples):
-                sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
-                sys.stdout.flush()
+        _work(getattr(torch, given.dtype), given.operators, given.samples)
         return
+    if given.dtype is not None:
+        labels = DTYPES if given.dtype == "all" else given.dtype.split(",")
+        for label in labels:
+            _run(getattr(torch, label), given)
+    if given.table is not None:
+        given.table.write_text(write_table(_known(given.results)), encoding="utf-8")
+
+
+def _run(dtype: torch.dtype, given: argparse.Namespace) -> None:
     start = time.perf_counter()
-    run = sweep_here if given.operators else sweep
+    label = str(dtype).removeprefix("torch.")
+    done = {(o.operator.removesuffix("_"), o.mode) for o in _known(given.results) if o.dtype == label}
     kinds: Counter[str] = Counter()
-    seen = set()
-    for outcome in run(dtype, given.operators or names(dtype), given.samples):
-        kinds[outcome.kind] += 1
-        seen.add(outcome.operator)
-        if outcome.kind not in ("ok", "skip") or given.all:
-            sys.stdout.write(f"{outcome}\n")
-            sys.stdout.flush()
+    whole = 0
+    for mode in given.modes.split(","):
+        wanted = [n for n in given.operators or names(dtype) if (n.removesuffix("_"), mode) not in done]
+        run = sweep_here if given.operators and given.results is None else sweep
+        for outcome in run(dtype, wanted, given.samples, [mode]):
+            kinds[outcome.kind] += 1
+            whole += outcome.whole
+            if outcome.kind not in ("ok", "skip", "break", "expected") or given.all:
+                sys.stdout.write(f"{outcome}\n")
+                sys.stdout.flush()
+            if given.results is not None:
+                with given.results.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
     took = time.perf_counter() - start
-    sys.stdout.write(f"{given.dtype}: {len(seen)} operators, {dict(kinds)}, {took:.0f} s\n")
+    share = f"{whole} of {kinds['ok']} without a call through PyTorch" if kinds["ok"] else ""
+    sys.stdout.write(f"{label} {given.modes}: {dict(kinds)}, {share}, {took:.0f} s\n")
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HOTLOOP_CHECK", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     main()

@@ -6,6 +6,8 @@ Most were found by sweep.py.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -119,3 +121,45 @@ DEEP: dict[str, Function] = {
 def test_depth_has_no_limit(name: str) -> None:
     """Chains of operators that fold into each other, longer than Python's stack and any sensible text."""
     check(DEEP[name], torch.randn(4, 15))
+
+
+REFUSED: dict[str, tuple[Function, torch.Tensor]] = {
+    "a number beyond float16": (lambda x: x.clamp(max=1e10), torch.ones(3, dtype=torch.float16)),
+    "a number beyond int8": (lambda x: x.clamp(min=1000), torch.ones(3, dtype=torch.int8)),
+    "a fill beyond float32": (lambda x: torch.full_like(x, 1e300), torch.ones(3)),
+    "a mask's value beyond float16": (lambda x: x.masked_fill(x > 0, 1e5), torch.ones(3).half()),
+    "alpha beyond int8": (lambda x: torch.add(x, x, alpha=1000), torch.ones(3, dtype=torch.int8)),
+    "a pad beyond float16": (lambda x: F.pad(x, (1, 1), value=1e5), torch.ones(3).half()),
+    "the end of a linspace": (lambda x: x + torch.linspace(0, 1e5, 3, dtype=x.dtype), torch.ones(3).half()),
+    "integers less bools": (lambda x: x - (x > 0), torch.ones(3, dtype=torch.int64)),
+    "floats less True": (lambda x: x - True, torch.ones(3)),
+    "True less floats": (lambda x: True - x, torch.ones(3)),
+    "interpolation of integers": (lambda x: torch.lerp(x, x, 0.5), torch.ones(3, dtype=torch.int8)),
+    "a write to what is read, add_": (lambda x: x[1:].add_(x[:-1]), torch.ones(9)),
+    "a write to what is read, +=": (lambda x: x[1:].__iadd__(x[:-1]), torch.ones(9)),
+    "a write to what is read, copy_": (lambda x: x[1:].copy_(x[:-1]), torch.ones(9)),
+    "a write to what is read, slices": (lambda x: x.__setitem__(slice(1, None), x[:-1]), torch.ones(9)),
+    "a write to what is read, out": (lambda x: torch.add(x[1:], 1, out=x[:-1]), torch.ones(9)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_is_refused(name: str) -> None:
+    fn, x = REFUSED[name]
+    with pytest.raises(RuntimeError) as eager:
+        fn(x.clone())
+    with pytest.raises(Exception, match=re.escape(str(eager.value).splitlines()[0][:60])):
+        torch.compile(fn, backend="hotloop", dynamic=False)(x.clone())
+
+
+def test_a_write_to_what_another_input_shares() -> None:
+    memory = torch.randn(20)
+    fn = lambda x, y: x.add_(y)  # noqa: E731
+    compiled = torch.compile(fn, backend="hotloop", dynamic=False)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        compiled(memory[:10], memory[5:15])
+    check(fn, memory[:10], memory[10:])
+
+
+def test_operators_without_points_read_nothing() -> None:
+    check(lambda x, y: torch.logical_xor(x, y.reshape(-1)), torch.randn(4, 1), torch.zeros(0, 0, 0))

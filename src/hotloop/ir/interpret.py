@@ -323,7 +323,10 @@ def _points(op: Pointwise | Reduce, memory: Memory, chosen: Mapping[Index, Tenso
         values = chosen[v] if v in chosen else torch.arange(memory.size(v.extent))
         sizes.append(values.numel())
         env[v] = values.reshape([-1 if j == k else 1 for j in range(len(variables))])
-    value = Evaluator(env, _reader(memory)).value(op.body).expand(sizes)
+    if 0 in sizes:  # nothing is read: an index that is a constant may be outside of what has no elements
+        value = torch.empty(sizes, dtype=op.body.dtype)
+    else:
+        value = Evaluator(env, _reader(memory)).value(op.body).expand(sizes)
     if not isinstance(op, Reduce):
         return value
     lead = sizes[: len(op.vars)]

@@ -18,7 +18,7 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 
 from .builder import Builder, Rule, View, loop_vars
-from .pointwise import DTYPES, compute_dtype, element, store
+from .pointwise import DTYPES, compute_dtype, element, fits, store
 
 __all__ = ["RULES"]
 
@@ -35,7 +35,7 @@ def _filled(b: Builder, node: torch.fx.Node, value: Any) -> Any:
         if value.dtype not in DTYPES:
             return NotImplemented
         return store(b, val, ex.cast(element(value, loop_vars("i", val.shape)), val.dtype))
-    if not isinstance(value, (bool, int, float)):
+    if not isinstance(value, (bool, int, float)) or not fits(value, val.dtype):
         return NotImplemented
     return store(b, val, ex.const(value, val.dtype))
 
@@ -93,6 +93,8 @@ def _linspace(b: Builder, node: torch.fx.Node, start: Any, end: Any, steps: int,
     val = node.meta["val"]
     numbers = all(isinstance(x, (int, float)) for x in (start, end))
     if not _cpu(val) or not val.dtype.is_floating_point or not numbers:
+        return NotImplemented
+    if not fits(start, val.dtype) or not fits(end, val.dtype):
         return NotImplemented
     dtype = compute_dtype(val.dtype)
     (i,) = loop_vars("i", val.shape)

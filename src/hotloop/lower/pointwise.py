@@ -29,7 +29,7 @@ from . import formulas as fm
 from .builder import Builder, Rule, View, loop_vars
 from .formulas import op
 
-__all__ = ["DTYPES", "RULES", "compute_dtype", "element", "operand", "result_type", "scalar", "store"]
+__all__ = ["DTYPES", "RULES", "compute_dtype", "element", "fits", "operand", "result_type", "scalar", "store"]
 
 #: The dtypes that have arithmetic in the IR.
 _LOW = (torch.bfloat16, torch.float16)
@@ -40,6 +40,17 @@ DTYPES = frozenset((torch.float32, torch.float64, *_LOW, torch.bool, *_INTEGERS)
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that values of ``dtype`` are computed in."""
     return torch.float32 if dtype in _LOW else dtype
+
+
+def fits(value: Any, dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` can hold a number, if it is one. Where eager refuses one that does not fit, a rule
+    declines, so that PyTorch says so."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or dtype is torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    info = torch.iinfo(dtype)
+    return math.isfinite(value) and info.min <= value <= info.max
 
 
 # --- operands -----------------------------------------------------------------------------------------------
@@ -121,7 +132,7 @@ class Elementwise:
     def apply(self, b: Builder, node: torch.fx.Node, values: list[Any], extra: Sequence[Any] = ()) -> Any:
         val = node.meta["val"]
         used = [x for x in values if x is not None]
-        if val.dtype not in DTYPES or not all(_usual(x) for x in used):
+        if val.dtype not in DTYPES or not all(_usual(x) for x in used) or self._refused(val, used, extra):
             return NotImplemented
         dtype: torch.dtype | None = None
         formula: Callable[..., Expr | None] | None = self.formula
@@ -143,6 +154,27 @@ class Elementwise:
 
         body = formula(*[convert(x) for x in values], *extra)
         return NotImplemented if body is None else store(b, val, body)
+
+
+    def _refused(self, val: torch.Tensor, used: Sequence[Any], extra: Sequence[Any]) -> bool:
+        """Whether eager raises: for a number that does not fit, an integer, or a bool."""
+        if self.name in ("sub", "rsub") and any(_is_bool(x) for x in used):
+            return True
+        if self.name in _FLOATS_ONLY and not val.dtype.is_floating_point:
+            return True
+        numbers = (*used, *extra) if self.name in _CONVERTED else extra
+        return not all(fits(x, val.dtype) for x in numbers)
+
+
+#: Operators that convert their numbers to the tensor's dtype, and raise where one does not fit. The plain
+#: arguments of all operators (``alpha``, ``value``) are converted so.
+_CONVERTED = frozenset("clamp clamp_min clamp_max hardtanh threshold lerp pow".split())
+#: Operators that have a formula for integers, and no kernel.
+_FLOATS_ONLY = frozenset("addcdiv lerp leaky_relu hardshrink softshrink".split())
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool) or (isinstance(x, View) and x.dtype is torch.bool)
 
 
 def _usual(x: Any) -> bool:
@@ -322,6 +354,8 @@ def _select(b: Builder, node: torch.fx.Node, cond: View, x: Any, y: Any) -> Any:
 
 
 def _masked_fill(b: Builder, node: torch.fx.Node, x: View, mask: View, value: Any) -> Any:
+    if not fits(value, x.dtype):
+        return NotImplemented
     return _select(b, node, mask, value, x)
 
 

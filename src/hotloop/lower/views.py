@@ -24,6 +24,7 @@ from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Extern
 
 from .builder import Builder, Rule, View
+from .pointwise import fits
 from .reductions import SUPPORTED, result
 
 __all__ = ["RULES", "between", "moved", "with_dim"]
@@ -428,7 +429,7 @@ def _pads(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
 
 
 def _constant_pad(b: Builder, node: Node, x: View, pad: Sequence[int], value: float = 0) -> Any:
-    if x.dtype not in SUPPORTED:
+    if x.dtype not in SUPPORTED or not fits(value, x.dtype):
         return NotImplemented
     pads = _pads(pad, x.ndim)
 

@@ -1,0 +1,173 @@
+"""A program traced once by AOTAutograd, and run in every way that hotloop knows.
+
+What comes in: a function of tensors. What goes out: for each engine, a callable that gives its results and
+the gradients. The engines: `graph` (the graph before lowering, by PyTorch), `interpret` (the loop program in plain torch), `unfused loops` and `loops` (what
+the scheduler makes of it, in plain torch), `unfused` and `fused` (compiled). What holds in between: all run
+the same graphs, and the kernels of many programs are compiled as one file, since starting the compiler costs
+more than a kernel.
+
+Next: fuzz.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition
+
+from hotloop import compat
+from hotloop.codegen.cpp import KernelSource, make_units, parameter_count, print_functions
+from hotloop.codegen.host import print_host
+from hotloop.config import Config, resolve
+from hotloop.dumps import Log
+from hotloop.graph import passes
+from hotloop.graph.decompositions import decompositions
+from hotloop.ir.interpret import run_program
+from hotloop.ir.interpret_kernel import run_schedule
+from hotloop.ir.kernel import KernelCall, Schedule
+from hotloop.ir.loops import LoopProgram
+from hotloop.ir.verify import verify_program, verify_schedule
+from hotloop.lower.lower import lower
+from hotloop.runtime.build import Builder, Source
+from hotloop.runtime.cache import Cache
+from hotloop.runtime.pool import OutputPool
+from hotloop.runtime.program import Runtime, load_program
+from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain
+from hotloop.schedule.schedule import schedule
+
+__all__ = ["ENGINES", "Traced", "build"]
+
+#: From the first that could be wrong to the last.
+ENGINES = ("graph", "interpret", "unfused loops", "loops", "unfused", "fused")
+_THREADS = 2
+
+
+class _Quick(Toolchain):
+    """The toolchain without the optimiser's dearest passes: these kernels run once, on little."""
+
+    def compile_flags(self, level: Any) -> tuple[str, ...]:
+        return tuple("-O1" if flag == "-O3" else flag for flag in super().compile_flags(level))
+
+
+@dataclass
+class _Graph:
+    """One graph of AOTAutograd: its loop program, and both schedules of it."""
+
+    number: int
+    module: torch.fx.GraphModule
+    program: LoopProgram
+    plans: dict[str, Schedule]
+    calls: dict[str, Callable[[list[Any]], Any]] = field(default_factory=dict)
+
+    def run(self, engine: str, args: list[Any]) -> Any:
+        if engine == "graph":
+            return self.module(*args)
+        if engine == "interpret":
+            return run_program(self.program, args)
+        if engine.endswith("loops"):
+            return run_schedule(self.plans[engine.replace("unfused loops", "unfused").replace("loops", "fused")], args)
+        return self.calls[engine](list(args))
+
+
+class Traced:
+    """A function whose graphs any engine runs. Trace it by calling it once; `graphs` are there then."""
+
+    def __init__(self, function: Callable[..., Any], names: str) -> None:
+        self.engine = "interpret"
+        self.graphs: list[_Graph] = []
+        self._names = names
+        self._call = aot_function(
+            function,
+            fw_compiler=self._compile,
+            bw_compiler=self._compile,
+            inference_compiler=self._compile,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=dict(decompositions()),
+        )
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self._call(*inputs)
+
+    def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with compat.real_tensors():
+            graph = self._staged(gm)
+        self.graphs.append(graph)
+
+        def call(args: list[Any]) -> Any:
+            own = list(args)
+            args.clear()
+            return graph.run(self.engine, own)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def _staged(self, gm: torch.fx.GraphModule) -> _Graph:
+        number = len(self.graphs)
+        plans = {}
+        config = resolve()
+        log = Log(config)
+        gm = passes.run(gm, config, log)
+        program = lower(gm, config, log, f"{self._names}_{number}")
+        verify_program(program)
+        for engine in ("unfused", "fused"):
+            own: Config = config.replace({"unfused": engine == "unfused"})
+            plan = _renamed(schedule(program, own, log, _THREADS), f"{self._names}_{number}_{engine[0]}_")
+            verify_schedule(plan)
+            plans[engine] = plan
+        return _Graph(number, gm, program, plans)
+
+
+def _renamed(plan: Schedule, prefix: str) -> Schedule:
+    """The schedule with names that no other program has."""
+    steps = tuple(
+        replace(s, kernel=replace(s.kernel, name=prefix + s.kernel.name)) if isinstance(s, KernelCall) else s
+        for s in plan.steps
+    )
+    return replace(plan, steps=steps)
+
+
+@cache
+def _builder(cache_dir: str, quick: bool) -> Builder:
+    found = find_toolchain()
+    if quick and found.kind == "gcc":
+        found = _Quick(found.compiler, found.kind, found.identity, found.openmp, found.environment)
+    return Builder(found, Cache(cache_dir), 1, choose_simd("auto"))
+
+
+def build(traced: Sequence[Traced], engines: Sequence[str], quick: bool) -> None:
+    """Compile the kernels of all these programs, and give their graphs the calls."""
+    level = choose_simd("auto")
+    wanted = [(g, e) for t in traced for g in t.graphs for e in engines]
+    functions: list[KernelSource] = []
+    served: dict[int, dict[str, str]] = {}
+    for k, (g, engine) in enumerate(wanted):
+        kernels = {s.kernel.name: s.kernel for s in g.plans[engine].steps if isinstance(s, KernelCall)}
+        functions += print_functions(kernels.values(), level)
+        served[k] = dict.fromkeys(kernels, "")
+    found = _load(functions, level, quick)
+    pool = OutputPool(1 << 20, 1 << 24, True)
+    for k, (g, engine) in enumerate(wanted):
+        plan = g.plans[engine]
+        host, objects = print_host(plan, f"{engine}_{g.number}")
+        own = {name: found[name] for name in served[k] if name in found}
+        runtime = Runtime(own, plan.program.constants, objects, pool)
+        g.calls[engine] = load_program(host, f"<{plan.program.name} {engine}>", runtime)
+
+
+def _load(functions: Sequence[KernelSource], level: Any, quick: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if not functions:
+        return found
+    units = make_units(functions, 1)
+    arguments = {f.symbol: [ctypes.c_void_p] * parameter_count(f) for f in functions}
+    libraries = _builder(resolve().cache_dir, quick).build([Source(u.name, u.text) for u in units])
+    for unit, library in zip(units, libraries, strict=True):
+        for symbol in unit.symbols:
+            found[symbol] = library.function(symbol, arguments[symbol])
+            found[symbol].restype = ctypes.c_int64
+    return found
