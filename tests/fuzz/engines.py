@@ -1,10 +1,10 @@
 """A program traced once by AOTAutograd, and run in every way that hotloop knows.
 
 What comes in: a function of tensors. What goes out: for each engine, a callable that gives its results and
-the gradients. The engines: `graph` (the graph before lowering, by PyTorch), `interpret` (the loop program in plain torch), `unfused loops` and `loops` (what
-the scheduler makes of it, in plain torch), `unfused` and `fused` (compiled). What holds in between: all run
-the same graphs, and the kernels of many programs are compiled as one file, since starting the compiler costs
-more than a kernel.
+the gradients. The engines: `graph` (the graph before lowering, by PyTorch), `interpret` (the loop program in
+plain torch), `unfused loops` and `loops` (what the scheduler makes of it, in plain torch), `unfused` and
+`fused` (compiled). What holds in between: all run the same graphs, and the kernels of many programs are
+compiled as one file, since starting the compiler costs more than a kernel.
 
 Next: fuzz.py.
 """
@@ -70,7 +70,9 @@ class _Graph:
         if engine == "interpret":
             return run_program(self.program, args)
         if engine.endswith("loops"):
-            return run_schedule(self.plans[engine.replace("unfused loops", "unfused").replace("loops", "fused")], args)
+            return run_schedule(
+                self.plans[engine.replace("unfused loops", "unfused").replace("loops", "fused")], args
+            )
         return self.calls[engine](list(args))
 
 

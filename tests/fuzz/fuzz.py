@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -32,17 +33,17 @@ from functorch.compile import aot_function
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from engines import ENGINES, Traced, build
 import hotloop
+from engines import ENGINES, Traced, build
 from programs import Input, Noise, Program, Step, agrees, generate, make_inputs
 
 __all__ = ["Failure", "check", "run"]
 
 PACKAGE = str(Path(hotloop.__file__).parent)
 GROUP = 12  # programs compiled as one file
-NOISY = 4  # runs with noise
+NOISY = 3  # runs with noise
 ALLOWED = 8.0  # times the noise
 _UNITS = 8.0  # of the last place of the largest element, beside the noise
 
@@ -118,7 +119,11 @@ class Truth:
     def __init__(self, program: Program) -> None:
         function = program.function()
         self.eager = observe(program, function)
-        self.strides = [*announced(program), *(t.stride() for t in self.eager.inputs), *[None] * len(program.inputs)]
+        self.strides = [
+            *announced(program),
+            *(t.stride() for t in self.eager.inputs),
+            *[None] * len(program.inputs),
+        ]
         noisy = [observe(program, function, Noise(1000 + k)) for k in range(NOISY)]
         self.names: list[str] = []
         self.bounds: list[float] = []
@@ -172,7 +177,8 @@ def _differs(
         return None
     at = tuple(int(i) for i in bad.nonzero()[0])
     count = int(bad.sum())
-    return f"{count} of {bad.numel()} differ, by more than {bound:.3g}: at {at} {have[at].item()!r} where eager has {want[at].item()!r}"
+    values = f"{have[at].item()!r} where eager has {want[at].item()!r}"
+    return f"{count} of {bad.numel()} differ, by more than {bound:.3g}: at {at} {values}"
 
 
 def _strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -216,15 +222,19 @@ def run(
             continue
         own, truth = made
         traced = Traced(own.function(), f"p{number}")
+        traced.engine = "graph"
+        failure: Failure | None = None
         try:
             with _silent():
-                observe(own, traced)
-        except Exception as error:  # noqa: BLE001 - hotloop's are attempted again below, and reported
+                text = truth.difference(observe(own, traced), strides=False)
+                failure = None if text is None else Failure(own, "graph", text)
+        except Exception as error:  # noqa: BLE001 - it is what we look for
             if not _by_hotloop(error):
                 yield own, None, False  # what PyTorch cannot capture never reaches hotloop
                 continue
-        first = (_attempt(own, truth, traced, e) for e in ("graph", "interpret"))
-        failure = next((f for f in first if f is not None), None)
+            failure = Failure(own, "stages", _short(error))
+        if failure is None:
+            failure = _attempt(own, truth, traced, "interpret")
         if failure is not None and failure.engine == "graph" and _captured_wrong(own, truth):
             yield own, None, False
         elif failure is not None:
@@ -271,7 +281,7 @@ def _build(traced: Sequence[Traced], engines: Sequence[str], quick: bool) -> dic
 def _attempt(program: Program, truth: Truth, traced: Traced, engine: str) -> Failure | None:
     traced.engine = engine
     try:
-        text = truth.difference(observe(program, traced), strides=engine != "graph")
+        text = truth.difference(observe(program, traced))
     except Exception as error:  # noqa: BLE001 - it is what we look for
         text = _short(error)
     return None if text is None else Failure(program, engine, text)
@@ -340,6 +350,11 @@ def _smaller(p: Program) -> Iterator[Program]:
     if len(p.results) > 1:
         for name in p.results:
             yield _pruned(replace(p, results=(name,)))
+    for step in p.steps:
+        if step.name in p.results:
+            for name in sorted(step.uses - set(p.results)):
+                kept = tuple(r for r in p.results if r != step.name)
+                yield _pruned(replace(p, results=(*kept, name)))
     if any(i.grad for i in p.inputs):
         yield without_gradients(p)
     for k in range(len(p.steps)):
@@ -384,8 +399,6 @@ def _shapes(p: Program) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _with_name(p: Program, old: str, new: str) -> Program:
-    import re
-
     def renamed(text: str) -> str:
         return re.sub(rf"\b{old}\b", new, text)
 
@@ -421,7 +434,9 @@ def main() -> None:
     counts: Counter[str] = Counter()
     for first in range(given.seed, given.seed + given.count, given.group):
         seeds = range(first, min(first + given.group, given.seed + given.count))
-        for seed, (program, failure, judged) in zip(seeds, _ordered(seeds, engines, not given.slow), strict=True):
+        for seed, (program, failure, judged) in zip(
+            seeds, _ordered(seeds, engines, not given.slow), strict=True
+        ):
             if given.show:
                 sys.stdout.write(f"# seed {seed}\n{program.source()}\n{program}\n")
             counts["judged" if judged else "not judged"] += 1

@@ -133,14 +133,15 @@ def _moves(func: Any) -> bool:
     return func._schema.name in _MOVING
 
 
-_MOVING = {
-    f"aten::{n}"
-    for n in (
-        "clone cat stack index flip roll fill_ zero_ copy_ select_backward slice_backward constant_pad_nd "
-        "gather index_select zeros zeros_like ones ones_like full full_like arange repeat masked_fill "
-        "masked_fill_ where new_zeros empty empty_like tril triu detach"
-    ).split()
-}
+_MOVING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone", "cat", "stack", "index", "flip", "roll", "fill_", "zero_", "copy_", "select_backward",
+        "slice_backward", "constant_pad_nd", "gather", "index_select", "zeros", "zeros_like", "ones",
+        "ones_like", "full", "full_like", "arange", "repeat", "masked_fill", "masked_fill_", "where",
+        "new_zeros", "empty", "empty_like", "tril", "triu", "detach",
+    )
+)  # fmt: skip
 
 
 def _overlaps(t: Tensor) -> bool:
@@ -149,59 +150,93 @@ def _overlaps(t: Tensor) -> bool:
 
 # --- the statements -----------------------------------------------------------------------------------------
 
-UNARY = (
-    "torch.sin({x})|torch.cos({x})|torch.tanh({x})|torch.sigmoid({x})|torch.exp(-{x}.abs())|torch.erf({x})|"
-    "torch.exp({x}.clamp(max=3))|F.relu({x})|F.gelu({x})|F.gelu({x}, approximate='tanh')|F.silu({x})|"
-    "{x}.abs()|-{x}|{x}.abs().sqrt()|torch.rsqrt({x}.abs() + 0.5)|torch.log1p({x}.abs())|torch.expm1(-{x}.abs())|"
-    "torch.log({x}.abs() + 0.25)|{x}.floor()|{x}.round()|{x}.ceil()|{x}.trunc()|{x}.sign()|torch.square({x})|"
-    "torch.reciprocal({x}.abs() + 0.5)|torch.atan({x})|F.softplus({x})|F.leaky_relu({x}, 0.1)|F.hardswish({x})|"
-    "F.elu({x})|F.hardtanh({x})|F.softshrink({x})|torch.logical_not({x})|~{x}|{x}.isnan()|torch.asinh({x})|"
-    "torch.sinh({x}.clamp(-3, 3))|torch.frac({x})|F.mish({x})|F.hardsigmoid({x})|torch.nan_to_num({x})|"
-    "{x} + 1|{x} * 0.5|3 - {x}|{x} / 2|{x} % 3|{x} // 2|{x} ** 2|{x} ** 3|{x} * -2|{x} + True|{x} > 0|{x} <= 1|"
-    "{x} == 0|{x}.clamp(-1, 1)|{x}.clamp(min=0)|{x} & 3|{x} | 8|{x} ^ 5|{x} << 1|{x} >> 1|{x}.clone()|"
-    "torch.zeros_like({x})|torch.full_like({x}, 2)|{x}.contiguous()|{x}.detach()|{x} * 1|{x}.fmod(2)|"
-    "torch.pow(2, {x}.clamp(-3, 3))|torch.where({x} > 0, {x}, -1)|torch.masked_fill({x}, {x} < 0, 2)|"
-    "torch.lgamma({x}.abs() + 1)|torch.xlogy({x}, {x}.abs() + 1)|{x}.logit(0.1)|torch.deg2rad({x})"
-).split("|")
 
-CASTS = tuple(
-    f"{{x}}.to(torch.{d})"
-    for d in "float32 float64 bfloat16 float16 int64 int32 int16 int8 uint8 bool float32 float32".split()
+def _statements(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+UNARY = _statements(
+    """
+    torch.sin({x}); torch.cos({x}); torch.tanh({x}); torch.sigmoid({x}); torch.exp(-{x}.abs());
+    torch.erf({x}); torch.exp({x}.clamp(max=3)); F.relu({x}); F.gelu({x}); F.gelu({x}, approximate='tanh');
+    F.silu({x}); {x}.abs(); -{x}; {x}.abs().sqrt(); torch.rsqrt({x}.abs() + 0.5); torch.log1p({x}.abs());
+    torch.expm1(-{x}.abs()); torch.log({x}.abs() + 0.25); {x}.floor(); {x}.round(); {x}.ceil(); {x}.trunc();
+    {x}.sign(); torch.square({x}); torch.reciprocal({x}.abs() + 0.5); torch.atan({x}); F.softplus({x});
+    F.leaky_relu({x}, 0.1); F.hardswish({x}); F.elu({x}); F.hardtanh({x}); F.softshrink({x});
+    torch.logical_not({x}); ~{x}; {x}.isnan(); torch.asinh({x}); torch.sinh({x}.clamp(-3, 3));
+    torch.frac({x}); F.mish({x}); F.hardsigmoid({x}); torch.nan_to_num({x}); {x} + 1; {x} * 0.5; 3 - {x};
+    {x} / 2; {x} % 3; {x} // 2; {x} ** 2; {x} ** 3; {x} * -2; {x} + True; {x} > 0; {x} <= 1; {x} == 0;
+    {x}.clamp(-1, 1); {x}.clamp(min=0); {x} & 3; {x} | 8; {x} ^ 5; {x} << 1; {x} >> 1; {x}.clone();
+    torch.zeros_like({x}); torch.full_like({x}, 2); {x}.contiguous(); {x}.detach(); {x} * 1; {x}.fmod(2);
+    torch.pow(2, {x}.clamp(-3, 3)); torch.where({x} > 0, {x}, -1); torch.masked_fill({x}, {x} < 0, 2);
+    torch.lgamma({x}.abs() + 1); torch.xlogy({x}, {x}.abs() + 1); {x}.logit(0.1); torch.deg2rad({x});
+    """
 )
 
-BINARY = (
-    "{x} + {y}|{x} - {y}|{x} * {y}|{x} + {y}|{x} * {y}|torch.maximum({x}, {y})|torch.minimum({x}, {y})|"
-    "{x} / ({y}.abs() + 1)|torch.atan2({x}, {y}.abs() + 1)|{x} > {y}|{x} <= {y}|{x} == {y}|{x} != {y}|"
-    "torch.logical_and({x}, {y})|torch.logical_or({x}, {y})|torch.logical_xor({x}, {y})|{x} & {y}|{x} | {y}|{x} ^ {y}|"
-    "torch.where({y} > 0, {x}, {y})|torch.where({x} < {y}, {x}, 0.5)|torch.masked_fill({x}, {y} > 0, 0.5)|"
-    "torch.add({x}, {y}, alpha=2)|torch.sub({x}, {y}, alpha=3)|torch.lerp({x}, {y}, 0.3)|torch.fmax({x}, {y})|"
-    "torch.copysign({x}, {y})|torch.hypot({x}, {y} + 1)|torch.addcmul({x}, {y}, {y}, value=0.5)|torch.rsub({x}, {y})|"
-    "torch.floor_divide({x}, {y}.abs() + 1)|torch.remainder({x}, {y}.abs() + 1)|torch.logaddexp({x}, {y})|"
-    "torch.clamp({x}, max={y})|torch.clamp({x}, min={y})|torch.dist({x}, {y})|F.mse_loss({x}, {y})|"
-    "F.smooth_l1_loss({x}, {y})|F.l1_loss({x}, {y})"
-).split("|")
+CASTS = _statements(
+    "; ".join(
+        f"{{x}}.to(torch.{d})"
+        for d in (
+            "float32",
+            "float64",
+            "bfloat16",
+            "float16",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint8",
+            "bool",
+        )
+    )
+)
 
-REDUCTIONS = (
-    "{x}.sum({d})|{x}.sum({d}, keepdim=True)|{x}.mean({d})|{x}.mean({d}, keepdim=True)|{x}.amax({d})|{x}.amin({d}, keepdim=True)|"
-    "{x}.prod({d})|{x}.argmax({d})|{x}.argmin({d}, keepdim=True)|{x}.any({d})|{x}.all({d}, keepdim=True)|{x}.var({d})|"
-    "{x}.std({d}, keepdim=True)|torch.logsumexp({x}, {d})|torch.softmax({x}, {d})|torch.log_softmax({x}, {d})|"
-    "torch.linalg.vector_norm({x}, dim={d})|{x}.max({d}).values|{x}.min({d}).indices|{x}.cumsum({d})|"
-    "{x} - {x}.mean({d}, keepdim=True)|{x} / ({x}.abs().sum({d}, keepdim=True) + 1)|{x}.count_nonzero({d})|"
-    "F.normalize({x}, dim={d})|torch.var_mean({x}, dim={d})[1]|{x}.nansum({d})|{x}.cumprod({d})|{x}.sort({d}).values"
-).split("|")
+BINARY = _statements(
+    """
+    {x} + {y}; {x} - {y}; {x} * {y}; {x} + {y}; {x} * {y}; torch.maximum({x}, {y}); torch.minimum({x}, {y});
+    {x} / ({y}.abs() + 1); torch.atan2({x}, {y}.abs() + 1); {x} > {y}; {x} <= {y}; {x} == {y}; {x} != {y};
+    torch.logical_and({x}, {y}); torch.logical_or({x}, {y}); torch.logical_xor({x}, {y}); {x} & {y};
+    {x} | {y}; {x} ^ {y}; torch.where({y} > 0, {x}, {y}); torch.where({x} < {y}, {x}, 0.5);
+    torch.masked_fill({x}, {y} > 0, 0.5); torch.add({x}, {y}, alpha=2); torch.sub({x}, {y}, alpha=3);
+    torch.lerp({x}, {y}, 0.3); torch.fmax({x}, {y}); torch.copysign({x}, {y}); torch.hypot({x}, {y} + 1);
+    torch.addcmul({x}, {y}, {y}, value=0.5); torch.rsub({x}, {y}); torch.floor_divide({x}, {y}.abs() + 1);
+    torch.remainder({x}, {y}.abs() + 1); torch.logaddexp({x}, {y}); torch.clamp({x}, max={y});
+    torch.clamp({x}, min={y}); torch.dist({x}, {y}); F.mse_loss({x}, {y}); F.smooth_l1_loss({x}, {y});
+    F.l1_loss({x}, {y});
+    """
+)
 
-WHOLE_REDUCTIONS = (
-    "{x}.sum()|{x}.mean()|{x}.amax()|{x}.any()|{x}.argmax()|{x}.std()|torch.softmax({x}, -1)|{x}.max()|{x}.norm()|"
-    "F.layer_norm({x}, {x}.shape[-1:])|F.rms_norm({x}, {x}.shape[-1:])|{x}.sum(dtype=torch.float64)|{x}.all()"
-).split("|")
+REDUCTIONS = _statements(
+    """
+    {x}.sum({d}); {x}.sum({d}, keepdim=True); {x}.mean({d}); {x}.mean({d}, keepdim=True); {x}.amax({d});
+    {x}.amin({d}, keepdim=True); {x}.prod({d}); {x}.argmax({d}); {x}.argmin({d}, keepdim=True);
+    {x}.any({d}); {x}.all({d}, keepdim=True); {x}.var({d}); {x}.std({d}, keepdim=True);
+    torch.logsumexp({x}, {d}); torch.softmax({x}, {d}); torch.log_softmax({x}, {d});
+    torch.linalg.vector_norm({x}, dim={d}); {x}.max({d}).values; {x}.min({d}).indices; {x}.cumsum({d});
+    {x} - {x}.mean({d}, keepdim=True); {x} / ({x}.abs().sum({d}, keepdim=True) + 1); {x}.count_nonzero({d});
+    F.normalize({x}, dim={d}); torch.var_mean({x}, dim={d})[1]; {x}.nansum({d}); {x}.cumprod({d});
+    {x}.sort({d}).values;
+    """
+)
 
-IN_PLACE = (
-    "{x}.add_({y})|{x}.mul_({y})|{x}.sub_({y})|{x}.copy_({y})|{x}.fill_(2)|{x}.zero_()|{x}.clamp_(-1, 1)|{x}.add_(1)|"
-    "{x}.mul_(0.5)|{x}.neg_()|{x}.abs_()|{x}.tanh_()|{x}.masked_fill_({x} > 0, 1)|{x}.relu_()|{x}.logical_not_()|"
-    "{x}.div_({y}.abs() + 1)|{x}.sigmoid_()|{x}[{s}] = {y}|{x}[{s}] = 1|{x}[{s}] += 1|{x}[{s}].mul_(2)|"
-    "{x}.t_()|{x}.unsqueeze_(0)|{x}.floor_()|{x}.masked_fill_({y} > 0, 1)|{x}.maximum({y}).add_(1)|"
-    "{x}[{x} > 1] = 0|torch.add({y}, 1, out={x})"
-).split("|")
+WHOLE_REDUCTIONS = _statements(
+    """
+    {x}.sum(); {x}.mean(); {x}.amax(); {x}.any(); {x}.argmax(); {x}.std(); torch.softmax({x}, -1);
+    {x}.max(); {x}.norm(); F.layer_norm({x}, {x}.shape[-1:]); F.rms_norm({x}, {x}.shape[-1:]);
+    {x}.sum(dtype=torch.float64); {x}.all();
+    """
+)
+
+IN_PLACE = _statements(
+    """
+    {x}.add_({y}); {x}.mul_({y}); {x}.sub_({y}); {x}.copy_({y}); {x}.fill_(2); {x}.zero_();
+    {x}.clamp_(-1, 1); {x}.add_(1); {x}.mul_(0.5); {x}.neg_(); {x}.abs_(); {x}.tanh_();
+    {x}.masked_fill_({x} > 0, 1); {x}.relu_(); {x}.logical_not_(); {x}.div_({y}.abs() + 1); {x}.sigmoid_();
+    {x}[{s}] = {y}; {x}[{s}] = 1; {x}[{s}] += 1; {x}[{s}].mul_(2); {x}.t_(); {x}.unsqueeze_(0);
+    {x}.floor_(); {x}.masked_fill_({y} > 0, 1); {x}.maximum({y}).add_(1); {x}[{x} > 1] = 0;
+    torch.add({y}, 1, out={x});
+    """
+)
 
 
 class _Generator:
@@ -224,7 +259,10 @@ class _Generator:
 
     def add_input(self) -> None:
         r = self.random
-        shape = [r.choice(self.sizes) if r.random() < 0.85 else 1 for _ in range(r.choice((0, 1, 2, 2, 2, 3, 3, 4)))]
+        shape = [
+            r.choice(self.sizes) if r.random() < 0.85 else 1
+            for _ in range(r.choice((0, 1, 2, 2, 2, 3, 3, 4)))
+        ]
         while math.prod(shape) > MOST_ELEMENTS:
             shape[shape.index(max(shape))] = 2
         dtype = self.main if r.random() < 0.7 else r.choice((*FLOATS, *INTEGERS))
@@ -318,9 +356,7 @@ class _Generator:
 
     def slices(self, value: Tensor) -> str:
         r = self.random
-        parts = []
-        for n in value.shape[: r.randint(1, max(value.dim(), 1))]:
-            parts.append(self.one_slice(n))
+        parts = [self.one_slice(n) for n in value.shape[: r.randint(1, max(value.dim(), 1))]]
         return ", ".join(parts) or "..."
 
     def one_slice(self, n: int) -> str:
@@ -342,7 +378,8 @@ class _Generator:
         size = value.shape[d] if n else 1
         shape = self.other_shape(value.numel())
         choices = [
-            f"{x}.reshape({shape})", f"{x}.view({shape})", f"{x}.permute({order})", f"{x}.unsqueeze({r.randint(0, n)})",
+            f"{x}.reshape({shape})", f"{x}.view({shape})", f"{x}.permute({order})",
+            f"{x}.unsqueeze({r.randint(0, n)})",
             f"{x}[{self.slices(value)}]", f"{x}[{self.slices(value)}]", f"{x}.squeeze()", f"{x}.reshape(-1)",
             f"{x}.flatten()", f"{x}.expand({[r.choice((2, 3)), *value.shape]})", f"{x}.mT", f"{x}.detach()",
             f"{x}.expand({[k if k != 1 else r.choice(self.sizes) for k in value.shape]})",
@@ -378,15 +415,18 @@ class _Generator:
         some = [r.randrange(-size, size) for _ in range(r.randint(1, 5))] if size else []
         inside = [k % size for k in some] if size else []
         choices = [
-            f"{x}.flip({d})", f"{x}.roll({r.randint(-3, 5)}, {d})", f"{x}.roll({r.randint(1, 9)})", f"F.pad({x}, (1, 2))",
-            f"F.pad({x}, (0, 1, 2, 0), value=1)", f"F.pad({x}, (-1, 1))", f"torch.tril({x})", f"torch.triu({x}, 1)",
-            f"{x}.repeat_interleave(2, {d})", f"{x}.index_select({d}, torch.tensor({inside}, dtype=torch.int64))",
+            f"{x}.flip({d})", f"{x}.roll({r.randint(-3, 5)}, {d})", f"{x}.roll({r.randint(1, 9)})",
+            f"F.pad({x}, (1, 2))", f"F.pad({x}, (0, 1, 2, 0), value=1)", f"F.pad({x}, (-1, 1))",
+            f"torch.tril({x})", f"torch.triu({x}, 1)", f"{x}.repeat_interleave(2, {d})",
+            f"{x}.index_select({d}, torch.tensor({inside}, dtype=torch.int64))",
             f"{x}.take_along_dim({x}.argsort({d}), {d})", f"{x}[torch.tensor({some}, dtype=torch.int64)]",
             f"{x}.repeat({[r.choice((1, 2)) for _ in range(n)]})", f"F.one_hot({x} % 3, 3)",
             f"{x}[..., torch.tensor({some}, dtype=torch.int64)]", f"torch.rot90({x})", f"torch.diff({x})",
-            f"F.pad({x}, (1, 1), mode='reflect')", f"F.pad({x}, (2, 1), mode='replicate')", f"torch.diag_embed({x})",
-            f"F.avg_pool1d({x}, 2)", f"F.max_pool1d({x}, 3, 2, 1)", f"F.interpolate({x}, scale_factor=2.0)",
-            f"F.embedding({x}.to(torch.int64).abs() % 2, torch.arange(6.0).view(2, 3))", f"{x}.gather({d}, {x}.argsort({d}))",
+            f"F.pad({x}, (1, 1), mode='reflect')", f"F.pad({x}, (2, 1), mode='replicate')",
+            f"torch.diag_embed({x})", f"F.avg_pool1d({x}, 2)", f"F.max_pool1d({x}, 3, 2, 1)",
+            f"F.interpolate({x}, scale_factor=2.0)",
+            f"F.embedding({x}.to(torch.int64).abs() % 2, torch.arange(6.0).view(2, 3))",
+            f"{x}.gather({d}, {x}.argsort({d}))",
         ]  # fmt: skip
         return r.choice(choices)
 
@@ -395,10 +435,9 @@ class _Generator:
         d = r.randrange(max(value.dim(), 1))
         values = self.variables()
         same = [n for n, t in values.items() if t.shape == value.shape]
-        fits = [
-            n for n, t in values.items()
-            if t.dim() == value.dim() and all(a == b for k, (a, b) in enumerate(zip(t.shape, value.shape, strict=True)) if k != d)
-        ]  # fmt: skip
+        rest = [*value.shape[:d], *value.shape[d + 1 :]]
+        alike = {n: t for n, t in values.items() if t.dim() == value.dim()}
+        fits = [n for n, t in alike.items() if [*t.shape[:d], *t.shape[d + 1 :]] == rest]
         if r.random() < 0.5:
             return f"torch.cat([{x}, {self.pick(fits)}, {self.pick(fits)}][:{r.randint(1, 3)}], {d})"
         return f"torch.stack([{x}, {self.pick(same)}], {r.choice((0, -1, d))})"
@@ -461,7 +500,12 @@ class _Generator:
 
     def stable(self, name: str) -> bool:
         plain, *noisy = (run[name] for run in self.runs)
-        if not isinstance(plain, Tensor) or plain.numel() > MOST_ELEMENTS or plain.dim() > 5 or plain.is_complex():
+        if (
+            not isinstance(plain, Tensor)
+            or plain.numel() > MOST_ELEMENTS
+            or plain.dim() > 5
+            or plain.is_complex()
+        ):
             return False
         if not all(n.shape == plain.shape for n in noisy):
             return False

@@ -1,10 +1,10 @@
 """PyTorch's own samples of every operator, compiled and compared with eager.
 
 What comes in: a dtype, names of operators of `torch.testing`'s operator database (all of them if none is
-named), and ways to run them: `forward`, `backward`, `dynamic` (forward with symbolic sizes). What goes out: one
-`Outcome` for each sample and way, and from them docs/operators.md. What holds: a sample runs AOTAutograd and
-hotloop as a user's function does, but not Dynamo; samples run in another process, so that a crash ends one
-operator and not the sweep.
+named), and ways to run them: `forward`, `backward`, `dynamic` (forward with symbolic sizes). What goes out:
+one `Outcome` for each sample and way, and from them docs/operators.md. What holds: a sample runs AOTAutograd
+and hotloop as a user's function does, but not Dynamo; samples run in another process, so that a crash ends
+one operator and not the sweep.
 
     python tests/ops/sweep.py float32                        every operator, then a summary
     python tests/ops/sweep.py int64 floor_divide             one operator, in this process
@@ -30,7 +30,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,7 +41,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import hotloop
 from expected import DTYPES, is_arbitrary, reason, unjudged, without_strides
@@ -143,7 +143,9 @@ def _copy(leaf: Any) -> Any:
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     storage = leaf.detach().untyped_storage().clone()
     fresh = torch.empty(0, dtype=leaf.dtype)
-    return fresh.set_(storage, leaf.storage_offset(), leaf.shape, leaf.stride()).requires_grad_(leaf.requires_grad)
+    return fresh.set_(storage, leaf.storage_offset(), leaf.shape, leaf.stride()).requires_grad_(
+        leaf.requires_grad
+    )
 
 
 class _Sample:
@@ -224,12 +226,16 @@ def _run_sample(sample: _Sample, dtype: torch.dtype, mode: str) -> tuple[str, st
             return "break", _short(error)  # AOTAutograd knows no functional form
         return "error", _short(error)
     if is_arbitrary(sample.name):
-        got, eager = ([torch.zeros_like(t) if isinstance(t, torch.Tensor) else t for t in r] for r in (got, eager))
+        got, eager = (
+            [torch.zeros_like(t) if isinstance(t, torch.Tensor) else t for t in r] for r in (got, eager)
+        )
     reference = None if unjudged(sample.name) else lambda: _reference(sample, grad)
     try:
         strides = not grad and not without_strides(sample.name)
         assert_as_accurate(list(got), eager, reference, check_stride=strides)
-        written = [i for i, (a, b) in enumerate(zip(eager_inputs, sample.inputs(), strict=True)) if not _same(a, b)]
+        written = [
+            i for i, (a, b) in enumerate(zip(eager_inputs, sample.inputs(), strict=True)) if not _same(a, b)
+        ]
         if not _same_result(eager, eager_inputs, written):
             assert_as_accurate(own_inputs, eager_inputs, None, what="input after the call")
     except AssertionError as error:
@@ -314,7 +320,7 @@ def sweep(
     left = [(name, mode) for name in operators for mode in modes]
     while left:
         words = [f"{name}:{mode}" for name, mode in left]
-        command = [sys.executable, __file__, label, "--worker", "--samples", str(count), *words]
+        command = [sys.executable, __file__, "--worker", "--samples", str(count), label, *words]
         current = left[0]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None

@@ -50,7 +50,7 @@ class Outcome:
 _HEAD = """\
 # Operators
 
-Every operator of PyTorch's own operator database (`torch.testing`) in every dtype, with the database's samples:
+Every operator of PyTorch's operator database (`torch.testing`) in every dtype, with the database's samples:
 compiled and compared with eager, results, strides, dtypes and what is left in the inputs. Made by
 
     python tests/ops/sweep.py all --modes forward,backward,dynamic --results sweep.jsonl
@@ -114,7 +114,8 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     """How many samples of each column ran, and how."""
     rows = [
         "## Samples\n", f"torch {torch.__version__}.\n",
-        "| dtype | operators | samples | compiled whole | with a call through PyTorch | left by capture | expected failures | faults |",
+        "| dtype | operators | samples | compiled whole | with a call through PyTorch | left by capture "
+        "| expected failures | faults |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for dtype, mode in _COLUMNS:
@@ -127,8 +128,15 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         share = f" ({whole / ran:.1%})" if ran else ""
         faults = kinds["wrong"] + kinds["error"] + kinds["crash"] + kinds["timeout"]
         operators = len({o.operator for o in own if o.kind != "skip"})
-        rows.append(
-            f"| {dtype}{_SUFFIX[mode]} | {operators} | {sum(kinds.values()) - kinds['skip']} | {whole}{share} | "
-            f"{ran - whole} | {kinds['break']} | {kinds['expected']} | {faults} |"
+        samples = sum(kinds.values()) - kinds["skip"]
+        counts = (
+            operators,
+            samples,
+            f"{whole}{share}",
+            ran - whole,
+            kinds["break"],
+            kinds["expected"],
+            faults,
         )
+        rows.append(f"| {dtype}{_SUFFIX[mode]} | {' | '.join(map(str, counts))} |")
     return "\n".join([*rows, ""])

@@ -111,7 +111,7 @@ DEEP: dict[str, Function] = {
     "add": repeated(700, lambda x, i: x + i % 3),
     "sin": repeated(150, lambda x, i: (x * 0.5 + 1).sin()),
     "roll": repeated(100, lambda x, i: x.roll(1, -1)),
-    "transpose": repeated(12, lambda x, i: x.reshape(6, 10).t().reshape(15, 4).t()),
+    "transpose": repeated(60, lambda x, i: x.reshape(6, 10).t().reshape(15, 4).t()),
     "index": repeated(20, lambda x, i: x[torch.tensor([1, 2, 3, 0])]),
     "norm": repeated(40, lambda x, i: x - x.mean(-1, keepdim=True) + i),
 }

@@ -155,7 +155,6 @@ class Elementwise:
         body = formula(*[convert(x) for x in values], *extra)
         return NotImplemented if body is None else store(b, val, body)
 
-
     def _refused(self, val: torch.Tensor, used: Sequence[Any], extra: Sequence[Any]) -> bool:
         """Whether eager raises: for a number that does not fit, an integer, or a bool."""
         if self.name in ("sub", "rsub") and any(_is_bool(x) for x in used):
@@ -168,9 +167,9 @@ class Elementwise:
 
 #: Operators that convert their numbers to the tensor's dtype, and raise where one does not fit. The plain
 #: arguments of all operators (``alpha``, ``value``) are converted so.
-_CONVERTED = frozenset("clamp clamp_min clamp_max hardtanh threshold lerp pow".split())
+_CONVERTED = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "lerp", "pow"))
 #: Operators that have a formula for integers, and no kernel.
-_FLOATS_ONLY = frozenset("addcdiv lerp leaky_relu hardshrink softshrink".split())
+_FLOATS_ONLY = frozenset(("addcdiv", "lerp", "leaky_relu", "hardshrink", "softshrink"))
 
 
 def _is_bool(x: Any) -> bool:

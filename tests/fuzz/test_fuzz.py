@@ -1,0 +1,82 @@
+"""Random programs of fixed seeds, programs that once differed, and whether a difference would be found.
+
+What comes in: seeds. What holds: each engine gives what eager gives. A longer run:
+``python tests/fuzz/fuzz.py --count 10000``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fuzz import check, generate, run, shrink
+from hotloop.ir import expr as ex
+from hotloop.lower.lower import RULES
+from programs import Input, Program, Step
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch, about what random programs do
+GROUPS = range(0, 72, 12)
+
+CASES: dict[str, Program] = {
+    "an operator without points reads a constant position": Program(
+        (
+            Input("x1", "torch.randint(0, 5, [0, 0, 0]).to(torch.uint8)", 566, False),
+            Input("x2", "torch.randn([4, 1]).to(torch.float32)", 155, False),
+        ),
+        (Step("v0", "x1.reshape(-1)"), Step("v9", "torch.logical_xor(x2, v0)")),
+        ("v9",),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("first", GROUPS)
+def test_random_programs(first: int) -> None:
+    outcomes = list(run([generate(seed) for seed in range(first, first + 12)]))
+    assert len(outcomes) == 12
+    assert not [str(failure) for _, failure, _ in outcomes if failure is not None]
+    assert sum(judged for _, _, judged in outcomes) >= 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_programs_that_differed(name: str) -> None:
+    check(CASES[name])
+
+
+def test_a_seed_is_a_program() -> None:
+    assert str(generate(17)) == str(generate(17))
+    assert str(generate(17)) != str(generate(18))
+
+
+def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = torch.ops.aten.sin.default
+    rule = RULES[target]
+
+    def wrong(b, node, x):  # type: ignore[no-untyped-def]
+        out = rule(b, node, x)
+        return b.pointwise(x.sizes, out.dtype, lambda v: ex.call("neg", out.at(v)), node.meta["val"])
+
+    monkeypatch.setitem(RULES, target, wrong)  # type: ignore[arg-type]
+    program = Program(
+        (Input("x0", "torch.randn(5, 7)", 1), Input("x1", "torch.randn(7)", 2, True)),
+        (
+            Step("v0", "x0 + x1"),
+            Step("v1", "torch.sin(v0)"),
+            Step("v2", "v1.sum(0)"),
+            Step("v3", "v2 * x1"),
+            Step(None, "x0.mul_(2)"),
+            Step("v5", "v0.t()"),
+        ),
+        ("v3", "v5"),
+    )
+    ((_, failure, judged),) = run([program], ("interpret",))
+    assert judged and failure is not None and failure.engine == "interpret"
+    small = shrink(failure)
+    assert [s.code for s in small.program.steps] == [f"torch.sin({small.program.inputs[0].name})"]
