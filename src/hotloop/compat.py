@@ -310,6 +310,66 @@ def is_composite(target: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
 
 
+@cache
+def can_pack_convolution(dtype: torch.dtype) -> bool:
+    """Whether the library can keep the weight of a 2-D convolution of this dtype in blocks, on this CPU.
+
+    torch 2.11 to 2.14: `torch._C._nn.mkldnn_reorder_conv2d_weight`, `torch.ops.mkldnn`.
+    """
+    library: Any = torch.backends.mkldnn
+    if not (library.is_available() and library.enabled):
+        return False
+    names = ("_convolution_pointwise", "_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
+
+
+def pack_convolution_weight(
+    weight: torch.Tensor,
+    sizes: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """A copy of a 2-D convolution's weight in oneDNN's blocks for inputs of `sizes` (N, C, H, W).
+
+    torch 2.11 to 2.14: `torch._C._nn.mkldnn_reorder_conv2d_weight`.
+    """
+    opaque = weight.detach().contiguous().to_mkldnn()
+    reorder: Callable[..., torch.Tensor] = torch._C._nn.mkldnn_reorder_conv2d_weight
+    return reorder(opaque, list(padding), list(stride), list(dilation), groups, list(sizes))
+
+
+def packed_convolution(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """A 2-D convolution with a weight from `pack_convolution_weight`; the result lies as `x` does.
+
+    torch 2.11 to 2.14: `torch.ops.mkldnn._convolution_pointwise`.
+    """
+    out: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(
+        x, packed, bias, padding, stride, dilation, groups, "none", [], ""
+    )
+    return out
+
+
+def packed_bytes(packed: torch.Tensor) -> int:
+    """The bytes of a weight in blocks, without the padding that the library adds."""
+    return packed.numel() * packed.element_size()
+
+
 _WRITING = (
     "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
     "ilshift", "irshift",
