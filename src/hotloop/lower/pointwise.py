@@ -50,7 +50,8 @@ def fits(value: Any, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
     info = torch.iinfo(dtype)
-    return math.isfinite(value) and info.min <= value <= info.max
+    least = -info.max if info.min == 0 and isinstance(value, int) else info.min  # negative integers wrap
+    return math.isfinite(value) and least <= value <= info.max
 
 
 # --- operands -----------------------------------------------------------------------------------------------
