@@ -25,13 +25,21 @@ from hotloop.codegen.host import print_host
 from hotloop.codegen.output_code import fusions, graph_key, print_output_code, steps
 from hotloop.config import Config, resolve
 from hotloop.dumps import Log
-from hotloop.errors import CompileError, HotloopError, MissingCompilerError, OptionError, describe_exception
+from hotloop.errors import (
+    CompileError,
+    HotloopError,
+    MissingCompilerError,
+    OptionError,
+    ToolchainError,
+    describe_exception,
+)
 from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
+from hotloop.lower.symbols import InexpressibleError, describe_symbols
 from hotloop.runtime import graph_cache
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
@@ -135,14 +143,17 @@ def _boxed(gm: torch.fx.GraphModule) -> Compiled:
 def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config) -> Compiled:
     """Compile one graph of AOTAutograd; the result takes the inputs as one list."""
     random_states.settle(gm)
-    if _is_symbolic(gm):
-        return _PerSize(gm, kind, config)
+    symbolic = _is_symbolic(gm)
     try:
         # AOTAutograd's fake tensor mode is still on: what a stage computes for itself would have no values.
         with compat.real_tensors():
-            return _compile_static(gm, kind, config)
+            return _compile(gm, kind, config, symbolic)
+    except InexpressibleError as error:
+        return _per_size(gm, kind, config, error)
     except HotloopError as error:
         missing = isinstance(error, MissingCompilerError) and config.missing_toolchain == "eager"
+        if symbolic and not isinstance(error, ToolchainError):
+            return _per_size(gm, kind, config, error)
         if not missing and config.on_error != "eager":
             raise
         return _uncompiled(gm, error)
@@ -159,7 +170,8 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
+def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool) -> Compiled:
+    """One graph through all stages; with ``symbolic``, for all sizes that its guards let in."""
     number = next(_graph_numbers)
     name = f"graph_{number}_{kind}"
     threads = config.cpp.threads or torch.get_num_threads()
@@ -167,6 +179,8 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     openmp = _openmp(config.cpp.cxx)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
         settings = {"level": level, "threads": str(threads), "openmp": str(openmp)}
+        if symbolic:
+            settings["symbols"] = describe_symbols(gm)
         key = _graph_key(gm, kind, config, log, settings)
         known = None if key is None else _recall(key, gm, name, level, config, log)
         if known is not None:
@@ -179,7 +193,7 @@ def _compile_static(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
                 layouts.channels_last(gm)
         log.stage("fx_graph_transformed", lambda: gm.print_readable(print_output=False))
         with _stage("lower"):
-            program = lower(gm, config, log, name)
+            program = lower(gm, config, log, name, symbolic)
         log.stage("ir_pre_fusion", lambda: str(program))
         if config.check:
             verify_program(program)
@@ -240,7 +254,7 @@ def _stage(name: str) -> Iterator[None]:
     """Whatever goes wrong inside is an error of this stage."""
     try:
         yield
-    except HotloopError:
+    except (HotloopError, InexpressibleError):
         raise
     except Exception as error:
         raise CompileError(describe_exception(error), stage=name) from error
@@ -336,6 +350,13 @@ def _is_symbolic(gm: torch.fx.GraphModule) -> bool:
         return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
     return any(symbolic(n.meta.get("val")) for n in gm.graph.nodes if n.op == "placeholder")
+
+
+def _per_size(gm: torch.fx.GraphModule, kind: str, config: Config, reason: Exception) -> Compiled:
+    """What cannot be compiled for all sizes at once is compiled for each."""
+    with Log(config, graph_id=next(_graph_numbers), kind=kind) as log:  # type: ignore[arg-type]
+        log.artifact("perf_hints", lambda: f"this graph is compiled for each set of sizes: {reason}")
+    return _PerSize(gm, kind, config)
 
 
 class _PerSize:

@@ -30,6 +30,7 @@ from torch._logging import _internal as torch_logging
 # The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hotloop.errors import OptionError
@@ -142,7 +143,7 @@ def operator_arguments(target: Any) -> tuple[Argument, ...] | None:
     )
 
 
-def storage_key(tensor: torch.Tensor) -> int:
+def storage_key(tensor: Any) -> int:
     """A number that two tensors share exactly if they share their memory. Fake tensors have it too.
 
     torch 2.11 to 2.14: `torch.UntypedStorage._cdata`.
@@ -428,3 +429,63 @@ def _is_dense(t: torch.Tensor) -> bool:
             return False
         step *= size
     return t.numel() > 0
+
+
+def symbolic_expression(x: Any) -> Any:
+    """The sympy expression of a symbolic number, simplified by the guards that hold.
+
+    torch 2.11 to 2.14: `SymInt.node`, `SymNode.expr`, `ShapeEnv.simplify`.
+    """
+    return x.node.shape_env.simplify(x.node.expr)
+
+
+def symbol_facts(x: Any, symbol: Any) -> tuple[int | None, int | None, int | None]:
+    """What the guards say of a sympy symbol in `x`: its inclusive bounds, and its value when it was traced.
+
+    torch 2.11 to 2.14: `ShapeEnv.var_to_range`, `backed_var_to_val` (`var_to_val` before 2.12).
+    """
+    env = x.node.shape_env
+    known = env.var_to_range.get(symbol)
+    lo, hi = (None, None) if known is None else (_finite(known.lower), _finite(known.upper))
+    values = getattr(env, "backed_var_to_val", None)
+    value = (env.var_to_val if values is None else values).get(symbol)
+    return lo, hi, _finite(value)
+
+
+def _finite(number: Any) -> int | None:
+    """A sympy integer that is one; `None` for infinities, for huge stand-ins of them, and for no number."""
+    if number is None or not getattr(number, "is_Integer", False):
+        return None
+    value = int(number)
+    return value if abs(value) < 1 << 48 else None
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes or strides are certainly equal. Unlike `==`, never adds a guard for symbolic ones.
+
+    torch 2.11 to 2.14: `torch.fx.experimental.symbolic_shapes.statically_known_true`.
+    """
+    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
+
+
+def new_symbols(node: torch.fx.Node) -> tuple[str, ...]:
+    """The names of the symbols that only the node's data tell: sizes of `nonzero`, the value of `item`.
+
+    torch 2.11 to 2.14: `node.meta["unbacked_bindings"]`, left there by tracing.
+    """
+    return tuple(map(str, node.meta.get("unbacked_bindings") or ()))
+
+
+def size_estimate(x: Any) -> int:
+    """An int, or about what a SymInt will be: its value at the time of tracing. Adds no guard.
+
+    torch 2.11 to 2.14: `SymInt.node`, `ShapeEnv.backed_var_to_val` (`var_to_val` before 2.12).
+    """
+    if not isinstance(x, torch.SymInt):
+        return int(x)
+    e = symbolic_expression(x)
+    values: dict[Any, int] = {}
+    for v in e.free_symbols:
+        lo, _, value = symbol_facts(x, v)
+        values[v] = max(lo or 0, 1024) if value is None else value
+    return int(e.xreplace(values))

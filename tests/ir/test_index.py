@@ -76,6 +76,12 @@ SYMBOLIC = recipes(
     st.one_of(st.sampled_from((*VARS[:4], *SYMBOLS, OF_SYMBOL)), st.integers(-5, 5)),
     st.one_of(st.sampled_from((1, 2, 3, 6)), st.sampled_from(SYMBOLS)),
 )
+#: Sizes made of symbols, and a variable of each: what reshapes of varying tensors divide by.
+SIZES = (
+    SYMBOLS[0], SYMBOLS[1], SYMBOLS[0] * SYMBOLS[1], SYMBOLS[1] * 4, SYMBOLS[0] + 1,
+    SYMBOLS[0] * 2 + SYMBOLS[1], SYMBOLS[0] * SYMBOLS[1] * 3,
+)  # fmt: skip
+OF_SIZES = tuple(ix.var(f"m{k}", n) for k, n in enumerate(SIZES))
 POINTS = st.tuples(*(st.integers(0, n - 1) for n in EXTENTS))
 
 
@@ -100,6 +106,33 @@ def test_constructors_match_python(r: Any, points: list[tuple[int, ...]]) -> Non
 def test_symbolic_sizes_match_python(r: Any, s0: int, s1: int, point: tuple[int, ...], n0: int) -> None:
     env = {**dict(zip(VARS, point, strict=True)), SYMBOLS[0]: s0, SYMBOLS[1]: s1, OF_SYMBOL: n0 % s0}
     check(build(r), value(r, env), env)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    recipes(
+        st.one_of(st.sampled_from((*OF_SIZES, *SIZES, *VARS[:3])), st.integers(-5, 5)),
+        st.one_of(st.sampled_from((1, 2, 4, 6)), st.sampled_from(SIZES)),
+    ),
+    st.integers(1, 5), st.integers(2, 9), st.lists(st.integers(0, 10**6), min_size=10, max_size=10),
+)  # fmt: skip
+def test_sizes_made_of_symbols_match_python(r: Any, s0: int, s1: int, numbers: list[int]) -> None:
+    env: dict[ix.Index, int] = {SYMBOLS[0]: s0, SYMBOLS[1]: s1}
+    for v, n in zip((*OF_SIZES, *VARS[:3]), numbers, strict=True):
+        env[v] = n % ix.evaluate(v.extent, env)
+    sizes = {e: ix.evaluate(e, env) for e in SIZES}
+    check(build(r), value(r, {**env, **sizes}), env)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from((*SIZES, 1, 3, 4)), min_size=1, max_size=4))
+def test_flattening_sizes_made_of_symbols_and_back_is_nothing(sizes: list[Any]) -> None:
+    v = [ix.var(f"d{k}", n) for k, n in enumerate(sizes)]
+    flat = ix.linearize(v, ix.contiguous_strides(sizes))
+    for mine, back in zip(v, ix.delinearize(flat, sizes), strict=True):
+        assert back is mine or mine.extent == 1
+    whole = ix.var("w", ix.linearize([n - 1 for n in sizes], ix.contiguous_strides(sizes)) + 1)
+    assert ix.linearize(ix.delinearize(whole, sizes), ix.contiguous_strides(sizes)) is whole
 
 
 @settings(max_examples=150, deadline=None)

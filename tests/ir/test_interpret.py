@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ from hotloop.ir.kernel import (
     Stmt,
     Store,
 )
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, Reduce, ViewRef
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Measure, Op, Pointwise, Reduce, ViewRef
 
 F32, I32, I64, BOOL = torch.float32, torch.int32, torch.int64, torch.bool
 
@@ -262,6 +263,7 @@ def test_symbols_are_bound_by_the_sizes_of_inputs() -> None:
     x = Buffer("x", F32, (n,), (1,), "input")
     out = Buffer("out", F32, (n,), (1,))
     p = program([x, out], [Pointwise("out", (i,), ex.load("x", (n - 1 - i,), F32))], [out])
+    p = replace(p, symbols={n: Measure(0, "size", 0)})
     for size in (2, 5):
         t = torch.randn(size)
         assert_close(run_program(p, [t])[0], t.flip(0))

@@ -330,17 +330,29 @@ def test_the_backward_graph_is_kept_too(counted: Counted) -> None:
         assert counted.lowered == 2
 
 
-def test_a_size_met_again_of_a_dynamic_graph_is_not_lowered_again(counted: Counted) -> None:
+def test_a_graph_for_all_sizes_is_found_again(counted: Counted) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + 1
+        return (x * 2 + 1).view(-1, x.shape[1] * 2)
 
     for _ in range(2):
         torch._dynamo.reset()
         g = torch.compile(f, backend="hotloop", dynamic=True)
-        for n in (5, 9):
+        for n in (6, 8, 20):
             x = torch.randn(n, 3)
             torch.testing.assert_close(g(x), f(x))
-        assert counted.lowered == 2
+        assert counted.lowered == 1
+
+
+def test_what_is_known_of_a_size_is_part_of_the_key(counted: Counted) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x * 2], 1)[:, 4:].sum(1)
+
+    for least in (5, 9):
+        torch._dynamo.reset()
+        x = torch.randn(3, 12)
+        torch._dynamo.mark_dynamic(x, 1, min=least, max=100)
+        torch.testing.assert_close(torch.compile(f, backend="hotloop")(x), f(x))
+    assert counted.lowered == 2
 
 
 def test_other_inputs_are_lowered(counted: Counted) -> None:

@@ -3,7 +3,8 @@
 What comes in: kernels. What goes out: translation units, each with the vocabulary it needs and one function a
 kernel. What holds in between:
 
-* A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order. It returns 0, or 1
+* A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order, then the sizes that
+  vary as ``i64``, which are passed like pointers. It returns 0, or 1
   where an index was out of range, or 2 where an integer was divided by zero; what it wrote is then
   unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
@@ -143,12 +144,13 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
     """One kernel as a function."""
     writer = Writer()
     inside = list(statements(k.body))
-    taken = {p.name for p in k.params} | {"error"}
+    taken = {p.name for p in k.params} | {v.name for v in k.sizes} | {"error"}
     taken |= {t.var.name for t in inside if isinstance(t, Loop)}
     taken |= {t.name for t in inside if isinstance(t, (Let, Init, Scratch))}
     values = ExprPrinter(writer, {p.name: p.dtype for p in k.params}, taken)
     shared = frozenset(p.name for p in k.params if not p.restrict)
-    StatementPrinter(writer, values, lane_count(k, level), k.parallel, openmp, shared).body(k.body)
+    printer = StatementPrinter(writer, values, lane_count(k, level), k.parallel, openmp, shared, k.threshold)
+    printer.body(k.body)
     body = writer.lines()
     if any("&error" in line for line in body):
         body = ["i32 error = 0;", *body, "return error;"]
@@ -163,7 +165,7 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
 
 
 def _signature(k: Kernel) -> list[str]:
-    params = [_parameter(p) for p in k.params]
+    params = [*map(_parameter, k.params), *(f"i64 {v.name}" for v in k.sizes)]
     head = f'extern "C" i64 {k.name}('
     whole = f"{head}{', '.join(params)}) {{"
     if len(whole) <= 110:

@@ -24,7 +24,7 @@ from hotloop.errors import CompileError
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
-from hotloop.ir.index import Index
+from hotloop.ir.index import Index, IndexLike
 
 from .cpp_index import IndexPrinter, fits_32_bits
 from .cpp_text import vocabulary
@@ -144,8 +144,8 @@ class ExprPrinter:
             return False
         return not any(self.is_vector(a.args[0]) for a in ix.indirect_atoms(e))
 
-    def contiguous(self, e: Index) -> int | None:
-        """The step of a position from lane to lane, where it is constant."""
+    def contiguous(self, e: Index) -> IndexLike | None:
+        """The step of a position from lane to lane, where it is the same for all."""
         assert self.lanes.var is not None
         c = ix.coefficient(e, self.lanes.var)
         if c is None or any(self.is_vector(a.args[0]) for a in ix.indirect_atoms(e)):
@@ -315,10 +315,13 @@ class ExprPrinter:
         if step == 1 and guard is not None:
             text = f"load_where<{n}>({self.pointer(buffer, i)}, {guard.text})"
         elif step is not None and guard is None:
-            text = f"load_strided<{n}>({self.pointer(buffer, i)}, {step})"
+            text = f"load_strided<{n}>({self.pointer(buffer, i)}, {self._step(step)})"
         else:
             text = f"gather<{n}>({self._lane_positions(buffer, i, guard)})"
         return f"to_mask({text})" if boolean else text
+
+    def _step(self, step: IndexLike) -> str:
+        return str(step) if isinstance(step, int) else self.index().scalar(step).text
 
     def _lane_positions(self, buffer: str, i: Index, guard: Code | None) -> str:
         """The arguments of a gather or scatter: a pointer and positions from there."""
@@ -361,7 +364,7 @@ class ExprPrinter:
         if boolean:
             text = f"mask_to<u8>({text})"
         if step is not None:
-            return f"store_strided<{n}>({self.pointer(buffer, i)}, {step}, {text});"
+            return f"store_strided<{n}>({self.pointer(buffer, i)}, {self._step(step)}, {text});"
         return f"scatter<{n}>({self._lane_positions(buffer, i, None)}, {text});"
 
     def _indirect(self, atom: Index, elem: str | None) -> Code:

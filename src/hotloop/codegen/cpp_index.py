@@ -80,18 +80,25 @@ class IndexPrinter:
         if e.kind in ("min", "max"):
             name = "minimum" if e.kind == "min" else "maximum"
             return Code(f"{name}<i64>({self._scalar(a).text}, {self._scalar(b).text})")
-        up = _lift(a, b)
-        if up is None:
+        lifted = _lift(a, b)
+        if lifted is None:
             # The sign of the numerator is not known: divide the way Python does.
-            x, k = self._scalar(a).at(MUL), self._scalar(b).at(4)
+            x, k = self._scalar(a).at(MUL), self._divisor(b)
             if e.kind == "div":
                 return Code(f"{x} >= 0 ? {x} / {k} : -((-1 - {x}) / {k}) - 1", LOW)
             return Code(f"({x} % {k} + {k}) % {k}", MUL)
-        x, k = self._scalar(a + up).at(MUL), self._scalar(b).at(4)
+        raised, back = lifted
+        x, k = self._scalar(raised).at(MUL), self._divisor(b)
         if e.kind == "mod":
             return Code(f"{x} % {k}", MUL)
-        back = up // b.value if up else 0
         return Code(f"{x} / {k} - {back}", ADD) if back else Code(f"{x} / {k}", MUL)
+
+    def _divisor(self, b: Index) -> str:
+        """A divisor. One that might be 0 stands in code that a size of 0 keeps from running, or is moved out
+        of it: there it is 1."""
+        if b.lo is not None and b.lo >= 1:
+            return self._scalar(b).at(4)
+        return f"maximum<i64>({self._scalar(b).text}, 1)"
 
     def _scalar_sum(self, e: Index) -> Code:
         parts: list[str] = []
@@ -150,14 +157,14 @@ class IndexPrinter:
         if e.kind in ("min", "max"):
             name = "minimum" if e.kind == "min" else "maximum"
             return Code(f"{name}({self._plain(a, elem).text}, {self._plain(b, elem).text})", vector=True)
-        up = _lift(a, b)
-        if up is None or not self.uniform(b):
+        lifted = _lift(a, b)
+        if lifted is None or not self.uniform(b):
             raise CompileError(f"a vector of positions {e} cannot be divided", stage="codegen")
-        x = self._plain(a + up, elem).at(MUL)
-        k = self._number(b.value, elem) if b.is_const else f"{elem}({self._scalar(b).text})"
+        raised, back = lifted
+        x = self._plain(raised, elem).at(MUL)
+        k = self._number(b.value, elem) if b.is_const else f"{elem}({self._divisor(b)})"
         if e.kind == "mod":
             return Code(f"{x} % {k}", MUL, True)
-        back = up // b.value if up else 0
         return (
             Code(f"{x} / {k} - {self._number(back, elem)}", ADD, True)
             if back
@@ -198,10 +205,15 @@ def _shift(e: Index, v: Index, by: int) -> Index:
     return out
 
 
-def _lift(a: Index, b: Index) -> int | None:
-    """A multiple of ``b`` that makes ``a`` non-negative, so that C++'s division is Python's."""
-    if a.lo is None:
-        return None
-    if a.lo >= 0:
-        return 0
-    return (b.value - 1 - a.lo) // b.value * b.value if b.is_const else None
+def _lift(a: Index, b: Index) -> tuple[Index, int] | None:
+    """``a`` plus a multiple of ``b``, and which, that is not negative: C++'s division is Python's there."""
+    if a.lo is not None and a.lo >= 0:
+        return a, 0
+    if a.lo is not None and b.is_const:
+        times = (b.value - 1 - a.lo) // b.value
+        return a + times * b.value, times
+    for times in (1, 2) if not b.is_const else ():
+        raised = a + b * times
+        if raised.lo is not None and raised.lo >= 0:
+            return raised, times
+    return None

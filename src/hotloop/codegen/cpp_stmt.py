@@ -26,13 +26,13 @@ from hotloop.errors import CompileError
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
-from hotloop.ir.index import Index
+from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import Accumulate, Init, Let, Loop, Scratch, Stmt, Store, statements
 
 from .cpp_accumulators import Accumulator, neutral, update
 from .cpp_expr import DIVISIONS, ExprPrinter, Frame, Lanes, Local
 from .cpp_index import fits_32_bits
-from .cpp_writer import Code, Writer, vector_type
+from .cpp_writer import ADD, Code, Writer, vector_type
 
 __all__ = ["StatementPrinter"]
 
@@ -40,8 +40,12 @@ __all__ = ["StatementPrinter"]
 BLOCK = 256
 #: A longer sum than this goes through blocks.
 LONG = 512
+#: The iterations of a loop that nothing bounds, for how sums are cut into blocks: two levels of them.
+UNBOUNDED = 1 << 25
 #: The most scratch that lives on the stack, in bytes.
 STACK = 1 << 16
+#: Scratch whose size varies lies on the stack up to these bytes.
+NEAR = 1 << 14
 _SINGLE = "abcd"
 
 
@@ -91,7 +95,7 @@ def _most(loop: Loop) -> int:
     stop = ix.as_index(loop.stop)
     # Of a block that may be cut short, each side of the minimum is a bound.
     sizes = [n - loop.start for n in (stop.args if stop.kind == "min" else (stop,))]
-    return max(0, min((n.hi for n in sizes if n.hi is not None), default=1 << 40))
+    return max(0, min((n.hi for n in sizes if n.hi is not None), default=UNBOUNDED))
 
 
 def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
@@ -105,7 +109,8 @@ def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
 
 
 class StatementPrinter:
-    """Prints the body of one kernel into a writer. Parameters in ``shared`` may be the same memory."""
+    """Prints the body of one kernel into a writer. Parameters in ``shared`` may be the same memory; with a
+    ``threshold`` (points, least) threads are used where there are that many points."""
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class StatementPrinter:
         parallel: bool,
         openmp: bool,
         shared: frozenset[str],
+        threshold: tuple[IndexLike, int] | None = None,
     ) -> None:
         self.writer = writer
         self.values = values
@@ -122,6 +128,7 @@ class StatementPrinter:
         self.parallel = parallel
         self.openmp = openmp
         self.shared = shared
+        self.threshold = threshold
         self._accumulators: dict[str, Accumulator] = {}
         self._inside_parallel = False
 
@@ -143,8 +150,8 @@ class StatementPrinter:
                 self._in_each_vector(s)
             for name in ends.get(k, ()):
                 self._finish(name)
-        for name in heaps:
-            self.writer.line(f"__builtin_free({name});")
+        for line in heaps:
+            self.writer.line(line)
         self.values.frames.pop()
 
     def _last_uses(self, body: Sequence[Stmt]) -> dict[int, list[str]]:
@@ -189,16 +196,23 @@ class StatementPrinter:
             v.locals[s.name] = Local(code.vector, names)
 
     def _scratch(self, s: Scratch) -> list[str]:
+        """Declare a scratch array; what there is to do at the end of its body."""
         if self.values.lanes.var is not None:
             raise CompileError(f"scratch {s.name} inside a vector loop", stage="codegen")
         self.values.dtypes[s.name] = s.dtype
         name = "u8" if s.dtype is torch.bool else ex.dtype_name(s.dtype)
+        if not isinstance(s.size, int):
+            at, near = self.values.index(), self.values.fresh(f"{s.name}_near")
+            fits = f"{at.scalar(s.size).at(ADD)} <= {NEAR // s.dtype.itemsize}"
+            heap = f"({name}*)__builtin_malloc({at.scalar(s.size * s.dtype.itemsize).text})"
+            self.writer.line(f"alignas(64) {name} {near}[{NEAR // s.dtype.itemsize}];")
+            self.writer.line(f"{name}* const {s.name} = {fits} ? {near} : {heap};")
+            return [f"if ({s.name} != {near}) __builtin_free({s.name});"]
         if s.size * s.dtype.itemsize <= STACK:
             self.writer.line(f"alignas(64) {name} {s.name}[{max(1, s.size)}];")
             return []
-        size = s.size * s.dtype.itemsize
-        self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({size});")
-        return [s.name]
+        self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({s.size * s.dtype.itemsize});")
+        return [f"__builtin_free({s.name});"]
 
     # --- accumulators ---------------------------------------------------------------------------------------
 
@@ -338,7 +352,7 @@ class StatementPrinter:
     def _header(self, s: Loop) -> str:
         at = self.values.index()
         name = s.var.name
-        return f"for (i64 {name} = {at.scalar(s.start).text}; {name} < {at.scalar(s.stop).text}; {name}++)"
+        return f"for (i64 {name} = {at.scalar(s.start).text}; {name} < {at.scalar(s.stop).at(ADD)}; {name}++)"
 
     def _parallel_loop(self, s: Loop) -> None:
         """Loops that are directly nested and parallel are divided over threads as one."""
@@ -364,7 +378,11 @@ class StatementPrinter:
     def _open_openmp(self, nest: Sequence[Loop]) -> int:
         """Open the blocks of parallel loops, of which the first is divided; how many they are."""
         collapse = f" collapse({len(nest)})" if len(nest) > 1 else ""
-        pragma = f"#pragma omp parallel for{collapse} schedule(static)\n"
+        enough = ""
+        if self.threshold is not None:
+            points, least = self.threshold
+            enough = f" if({self.values.index().scalar(points).at(ADD)} >= {least})"
+        pragma = f"#pragma omp parallel for{collapse}{enough} schedule(static)\n"
         for k, loop in enumerate(nest):
             self.writer.open((pragma if k == 0 else "") + self._header(loop))
         return len(nest)
@@ -403,7 +421,7 @@ class StatementPrinter:
 
         at = self.values.index()
         sizes = _block_sizes(terms, _most(s))
-        self._in_blocks(s, sizes, 1, at.scalar(s.start).text, at.scalar(s.stop).text, loop)
+        self._in_blocks(s, sizes, 1, at.scalar(s.start).text, at.scalar(s.stop).at(ADD), loop)
 
     def _in_blocks(
         self, s: Loop, sizes: Sequence[int], step: int, first: str | None, last: str,
@@ -457,7 +475,7 @@ class StatementPrinter:
                         step = ix.coefficient(i, v)
                         if (
                             step
-                            and step > 1
+                            and (isinstance(step, Index) or step > 1)
                             and ix.coefficient(i, s.var) == 1
                             and not list(ix.indirect_atoms(i))
                         ):
@@ -479,7 +497,7 @@ class StatementPrinter:
             rows, columns = (at.scalar(ix.as_index(t.stop) - t.start).text for t in (inner, s))
             corner = v.pointer(n.buffer, ix.substitute(i, {s.var: s.start, inner.var: inner.start}))
             self.writer.line(f"alignas(64) {ex.dtype_name(n.dtype)} {name}[{_most(s) * pitch}];")
-            step = ix.coefficient(i, inner.var)
+            step = at.scalar(ix.coefficient(i, inner.var) or 0).text
             self.writer.line(f"transpose({corner}, {step}, {rows}, {columns}, {name}, {pitch});")
             place = (s.var - s.start) * pitch + inner.var - inner.start
             turned[n] = ex.load(name, (place,), n.dtype)
@@ -593,7 +611,7 @@ class StatementPrinter:
             return
         if not masked:
             self._elements(
-                s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).text
+                s, f"i64 {name} = {v.index().scalar(start + done).text}", v.index().scalar(s.stop).at(ADD)
             )
             return
         self.writer.open("")

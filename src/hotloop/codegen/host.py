@@ -2,8 +2,9 @@
 
 What comes in: a ``Schedule`` whose kernels are printed. What goes out: the text of a Python module with one
 function ``build(rt)`` that returns the callable. What holds in between: everything that can be known at
-compile time is a literal in the text; a call allocates outputs, takes one arena, and runs the steps. The next
-folder is ``runtime/``, whose ``program.py`` executes the text and provides ``rt``.
+compile time is a literal in the text; a call allocates outputs, takes one arena, and runs the steps. Sizes
+that vary are Python variables: read from the inputs first, or from the result of the call that tells them.
+The next folder is ``runtime/``, whose ``program.py`` executes the text and provides ``rt``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from typing import Any
 import torch
 
 from hotloop.compat import OpOverload
+from hotloop.errors import CompileError
+from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Buffer, Extern, ViewRef
 
@@ -49,16 +55,18 @@ class _Host:
         self.p = schedule.program
         self.setup: dict[str, str] = {}  # name -> expression, evaluated once
         self.frame: dict[str, str] = {}  # name -> expression, evaluated once an arena
+        self.head: list[str] = []  # what comes before an arena is taken
         self.body: list[str] = []
         self.pointers: dict[str, str] = {}
         self.views: dict[ViewRef, str] = {}
+        self.late = {s for op in self.p.ops if isinstance(op, Extern) for s, _, _ in op.binds}
         self.counter = 0
         self.objects: list[Any] = []
 
     def text(self) -> str:
         self.body_inputs()
         for name, place in self.s.placements.items():
-            if place.kind == "output":
+            if place.kind == "output" and not place.late:
                 self.allocate_output(self.p.buffers[name])
         for i, step in enumerate(self.s.steps):
             if isinstance(step, KernelCall):
@@ -92,15 +100,24 @@ class _Host:
     def body_inputs(self) -> None:
         # None of them is freed early: the caller decides how long they live.
         names = [n if n is not None else f"_{k}" for k, n in enumerate(self.p.inputs)]
+        for symbol, m in self.p.symbols.items():
+            if m.kind == "number":
+                names[m.input] = symbol.name
         if names:
-            self.body.append(
+            self.head.append(
                 f"{', '.join(names)}, = args" if len(names) == 1 else f"{', '.join(names)} = args"
             )
+        for symbol, m in self.p.symbols.items():
+            if m.kind != "number":
+                value = f"{names[m.input]}.{'shape' if m.kind == 'size' else 'stride()'}[{m.dim}]"
+                if m.offset:
+                    value = f"({value} - {m.offset})"
+                self.head.append(f"{symbol.name} = {value}" + (f" // {m.scale}" if m.scale != 1 else ""))
 
     def allocate_output(self, b: Buffer) -> None:
         sizes, strides = _tuple(b.sizes), _tuple(b.strides)
         self.setup["empty"] = "rt.empty"
-        if _storage_bytes(b) >= 1 << 16:
+        if sz.hint(_storage_bytes(b)) >= 1 << 16:
             self.setup["pooled"] = "rt.pooled"
             call = f"pooled({sizes}, {strides}, {b.dtype}, {_storage_bytes(b)})"
         else:
@@ -108,7 +125,11 @@ class _Host:
         self.body.append(f"{b.name} = {call}")
 
     def output(self, o: Any) -> str:
-        return self.tensor(o, fresh=True) if isinstance(o, ViewRef) else repr(o)
+        return self.tensor(o, fresh=True) if isinstance(o, ViewRef) else self.number(o)
+
+    def number(self, value: Any) -> str:
+        """A number, or an expression of sizes, as Python."""
+        return python_text(value) if isinstance(value, Expr) else repr(value)
 
     # --- naming memory --------------------------------------------------------------------------------------
 
@@ -145,7 +166,12 @@ class _Host:
             return f"p_{b.name}"
         if b.name not in self.pointers:
             self.pointers[b.name] = f"p_{b.name}"
-            return f"(p_{b.name} := {b.name}.data_ptr())"
+            empty = ""
+            if not b.is_static and not sz.at_least(b.numel, 1):
+                # A tensor without elements has no address, and lanes that do not count read one.
+                self.setup["nothing"] = "rt.nothing"
+                empty = " or nothing"
+            return f"(p_{b.name} := {b.name}.data_ptr(){empty})"
         return self.pointers[b.name]
 
     def tensor(self, v: ViewRef, fresh: bool = False) -> str:
@@ -177,24 +203,30 @@ class _Host:
         name = f"v{self.counter}"
         self.counter += 1
         self.views[key] = name
-        if kind == "arena":
+        late = any(u in self.late for e in (*v.sizes, *v.strides, v.offset) for u in sz.symbols(e))
+        if kind == "arena" and not late:
             self.frame[name] = call
-        elif kind == "constant":
+        elif kind == "constant" and b.is_static and sz.is_static((*v.sizes, *v.strides, v.offset)):
             self.setup[name] = call
         else:
             self.body.append(f"{name} = {call}")
         return name
 
-    def arena_offset(self, b: Buffer, v: ViewRef) -> int:
+    def arena_offset(self, b: Buffer, v: ViewRef) -> IndexLike:
         place = self.s.placements[b.name]
-        return (place.offset // v.dtype.itemsize if place.kind == "arena" else 0) + int(str(v.offset))
+        start = ix.floordiv(place.offset, v.dtype.itemsize) if place.kind == "arena" else 0
+        return sz.plain(start + v.offset)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
     def kernel(self, step: KernelCall) -> None:
         name = step.kernel.name
         self.setup[name] = f"rt.kernel({name!r})"
-        call = f"{name}({', '.join(self.pointer(a) for a in step.args)})"
+        for p, a in zip(step.kernel.params, step.args, strict=True):
+            if p.role != "in" and self.s.placements[self.base(a).name].late:
+                self.allocate_output(self.base(a))
+        given = [*map(self.pointer, step.args), *(v.name for v in step.kernel.sizes)]
+        call = f"{name}({', '.join(given)})"
         if step.kernel.checks:
             self.body.append(f"if status := {call}: rt.fault(status, {name!r}, {_places(step.kernel)!r})")
         else:
@@ -215,6 +247,9 @@ class _Host:
             call = f"results({call})"
         single = len(step.outs) == 1 and not _gives_tuple(step.target)
         names = [b or "_" for b in step.outs]
+        for symbol, k, dim in step.binds:
+            if dim is None:
+                names[k] = symbol.name
         if not names:
             self.body.append(call)
         elif single:
@@ -223,6 +258,8 @@ class _Host:
             self.body.append(
                 f"{', '.join(names)}, = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}"
             )
+        told = [(v.name, step.outs[k], dim) for v, k, dim in step.binds if dim is not None]
+        self.body += [f"{name} = {out}.shape[{dim}]" for name, out, dim in told]
         for b in step.outs:
             if b is not None:
                 self.check_strides(self.p.buffers[b])
@@ -232,7 +269,11 @@ class _Host:
         x, _, _, stride, padding, dilation, _, _, groups = step.args
         name = f"convolution{self.counter}"
         self.counter += 1
-        numbers = ", ".join(map(str, (_tuple(x.sizes), *map(_tuple, (stride, padding, dilation)), groups)))
+        numbers = ", ".join(
+            map(
+                str, (_tuple(tuple(map(sz.hint, x.sizes))), *map(_tuple, (stride, padding, dilation)), groups)
+            )
+        )
         self.setup[name] = f"rt.convolution({numbers})"
         return name
 
@@ -269,6 +310,8 @@ class _Host:
             return f"torch.{a!r}" if not repr(a).startswith("torch") else repr(a)
         if isinstance(a, (bool, int, float, str, complex)):
             return repr(a)
+        if isinstance(a, (Index, Expr)):
+            return self.number(a)
         return self.object(a)
 
     def object(self, value: Any) -> str:
@@ -304,35 +347,45 @@ class _Host:
             lines += [
                 "",
                 "    def call(args):",
-                *(f"        {line}" for line in self.body),
+                *(f"        {line}" for line in (*self.head, *self.body)),
                 "",
                 "    return call",
                 "",
             ]
             return "\n".join(lines)
         names = ", ".join(self.frame)
+        sizes = ", ".join(self.frame_symbols())
+        fixed = not sizes
+        nbytes = self.s.arena_bytes if fixed else f"max({self.s.arena_bytes}, 64)"
         lines += [
             "",
-            "    def new_frame():",
-            f"        arena = rt.arena({self.s.arena_bytes})",
+            f"    def new_frame({'' if fixed else f'arena, {sizes}'}):",
+            f"        arena = rt.arena({nbytes}{'' if fixed else ', arena'})",
             "        address = arena.data_ptr()",
             *(f"        {name} = {value}" for name, value in self.frame.items()),
             f"        return arena, {names}",
             "",
-            f"    take, give = rt.frames(new_frame, {self.s.arena_bytes})",
+            f"    take, give = rt.frames(new_frame, {nbytes})" if fixed else
+            "    take, give = rt.sized_frames(new_frame)",
             "",
             "    def call(args):",
-            "        frame = take()",
+            *(f"        {line}" for line in (() if fixed else self.head)),
+            f"        frame = take({sizes})",
             "        try:",
-            f"            _, {names} = frame",
-            *(f"            {line}" for line in self.body),
+            f"            _, {names} = frame" if fixed else f"            _, {names} = frame[1]",
+            *(f"            {line}" for line in (*(self.head if fixed else ()), *self.body)),
             "        finally:",
             "            give(frame)",
             "",
             "    return call",
             "",
-        ]
+        ]  # fmt: skip
         return "\n".join(lines)
+
+    def frame_symbols(self) -> list[str]:
+        """The sizes that an arena and the views in it depend on."""
+        words = set(re.findall(r"\w+", " ".join([str(self.s.arena_bytes), *self.frame.values()])))
+        return [v.name for v in self.p.symbols if v.name in words]
 
 
 def _places(k: Kernel) -> list[str]:
@@ -345,12 +398,35 @@ def _places(k: Kernel) -> list[str]:
     ]
 
 
-def _storage_bytes(b: Buffer) -> int:
+def _storage_bytes(b: Buffer) -> IndexLike:
     """The bytes from the first to the last element."""
     if b.numel == 0:
         return 0
-    last = sum((int(str(s)) - 1) * int(str(st)) for s, st in zip(b.sizes, b.strides, strict=True))
-    return (last + 1) * b.dtype.itemsize
+    last = sz.total((n - 1) * st for n, st in zip(b.sizes, b.strides, strict=True))
+    return sz.plain((last + 1) * b.dtype.itemsize)
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "logical_and": "and", "logical_or": "or", "pow": "**",
+}  # fmt: skip
+_CALLED = {"maximum": "max", "minimum": "min", "sqrt": "torch.sym_sqrt", "logical_not": "not "}
+
+
+def python_text(e: Expr) -> str:
+    """A value that depends on sizes alone as a Python expression."""
+    if e.op == "const":
+        return repr(e.value)
+    if e.op == "index":
+        return repr(e.attr)
+    args = [python_text(a) for a in e.args]
+    if e.op in _INFIX:
+        return f"({f' {_INFIX[e.op]} '.join(args)})"
+    if e.op in _CALLED:
+        return f"{_CALLED[e.op]}({', '.join(args)})"
+    if e.op == "cast" and e.dtype in (torch.float64, torch.int64):
+        return f"{'float' if e.dtype is torch.float64 else 'int'}({args[0]})"
+    raise CompileError(f"{e.op} of sizes has no Python form", stage="codegen", node=e.op)
 
 
 def _gives_tuple(target: Any) -> bool:

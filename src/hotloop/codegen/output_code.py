@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from hotloop.ir import sizes as sz
 from hotloop.ir.kernel import KernelCall, Schedule
 from hotloop.ir.loops import LoopProgram
 from hotloop.ir.samples import constant, sample
@@ -83,12 +84,15 @@ def print_output_code(
 
 def _inputs(program: LoopProgram) -> str:
     lines = []
-    for name in program.inputs:
+    numbers = {m.input: v for v, m in program.symbols.items() if m.kind == "number"}
+    for k, name in enumerate(program.inputs):
         if name is None:
-            lines.append("0,  # a number that is part of the code")
+            size = numbers.get(k)
+            what = "a number that is part of the code" if size is None else size.name
+            lines.append(f"{0 if size is None else sz.hint(size)},  # {what}")
             continue
         b = program.buffers[name]
-        sizes, strides = [int(str(n)) for n in b.sizes], [int(str(s)) for s in b.strides]
+        sizes, strides = [sz.hint(n) for n in b.sizes], [sz.hint(s) for s in b.strides]
         lines.append(f"{sample(sizes, strides, b.dtype)},  # {name}")
     return _block(lines)
 

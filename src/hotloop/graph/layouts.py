@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from hotloop.compat import returns_alias
+from hotloop.compat import returns_alias, same_sizes
 
 from .nodes import memory_that_leaves, tensor_of
 
@@ -74,10 +74,14 @@ def _is_eligible(node: Node) -> bool:
         return False
     x, out = tensor_of(node.args[0]), tensor_of(node)
     transposed = node.args[6]
-    if x is None or out is None or transposed or out.ndim != 4 or out.numel() == 0 or x.numel() == 0:
+    if x is None or out is None or transposed or out.ndim != 4 or _empty(out) or _empty(x):
         return False
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     return out.device.type == "cpu" and out.dtype in dtypes
+
+
+def _empty(tensor: torch.Tensor) -> bool:
+    return same_sizes([tensor.numel()], [0])
 
 
 def _reads_memory(node: Node) -> bool:
@@ -120,11 +124,11 @@ def _follows(node: Node) -> bool:
     if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
         return False
     out = _first_tensor(node)
-    if out is None or out.ndim != 4 or out.numel() == 0:
+    if out is None or out.ndim != 4 or _empty(out):
         return False
     operands = [t for t in map(tensor_of, node.all_input_nodes) if t is not None and t.ndim == 4]
     elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    full = [t for t in operands if t.shape == out.shape] if elementwise else operands
+    full = [t for t in operands if same_sizes(t.shape, out.shape)] if elementwise else operands
     decided = [t for t in full if not (_is_last(t) and t.is_contiguous())]  # both, where a size is 1
     return any(map(_is_last, decided))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from hotloop.compat import returns_alias
+from hotloop.compat import returns_alias, same_sizes
 
 __all__ = ["base_of", "memory_that_leaves", "replace", "same_metadata", "tensor_of"]
 
@@ -35,7 +35,9 @@ def tensor_of(node: Any) -> torch.Tensor | None:
 
 def same_metadata(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have one dtype, shape, strides and device."""
-    return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+    if a.dtype is not b.dtype or a.device != b.device or a.layout is not b.layout:
+        return False
+    return same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
 
 
 def base_of(node: Node) -> Node:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from hotloop.compat import OpOverload, is_pure, real_tensors, returns_alias
+from hotloop.compat import OpOverload, is_pure, real_tensors, returns_alias, same_sizes
 from hotloop.config import Config
 from hotloop.dumps import Log
 
@@ -100,7 +100,8 @@ def drop_no_ops(gm: GraphModule) -> bool:
         if old is None or new is None or not same_metadata(old, new):
             continue
         if returns_alias(node.target):
-            if old.storage_offset() != new.storage_offset() or any(u.op == "output" for u in node.users):
+            offsets = [old.storage_offset()], [new.storage_offset()]
+            if not same_sizes(*offsets) or any(u.op == "output" for u in node.users):
                 continue
         elif node in leaves or (mutates and base_of(source).op == "placeholder"):
             continue  # eager has two tensors here, and somebody could see that there is one
@@ -230,7 +231,11 @@ def _known_value(gm: GraphModule, node: Node, known: dict[Node, torch.Tensor]) -
         return constant if constant.numel() == 1 and constant.device.type == "cpu" else None
     if node.op != "call_function" or val is None or val.device.type != "cpu" or val.dtype.is_complex:
         return None
-    if val.numel() != 1 or any(n not in known for n in node.all_input_nodes) or not is_pure(node.target):
+    if (
+        not same_sizes([val.numel()], [1])
+        or any(n not in known for n in node.all_input_nodes)
+        or not is_pure(node.target)
+    ):
         return None
     if not node.all_input_nodes and node.target not in _NUMBER_MAKERS:
         return None

@@ -84,5 +84,6 @@ def _tensor(value: torch.Tensor) -> str:
 
 def _input(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return sample([int(n) for n in value.shape], [int(s) for s in value.stride()], value.dtype)
-    return repr(value)
+        sizes, strides = (list(map(compat.size_estimate, e)) for e in (value.shape, value.stride()))
+        return sample(sizes, strides, value.dtype)
+    return repr(compat.size_estimate(value) if isinstance(value, torch.SymInt) else value)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from . import index as ix
+from . import sizes
 from .index import Index, IndexLike
 
 __all__ = [
@@ -581,6 +582,22 @@ def index_length(e: IndexLike) -> int:
 def loads(e: Expr) -> Iterator[Expr]:
     """Every distinct load in the tree, those inside indirect indices included."""
     return (n for n in walk(e) if n.op == "load")
+
+
+def symbols(e: Expr) -> Iterator[Index]:
+    """Every size symbol in the tree."""
+    for n in walk(e):
+        own = n.attr[1] if n.op == "load" else (n.attr,) if n.op == "index" else ()
+        for i in (n.attr[1],) if n.op == "random" else own:
+            if i.symbolic:
+                yield from sizes.symbols(i)
+
+
+def index_symbols(i: Index) -> Iterator[Index]:
+    """Every size symbol in an index, those in what it reads included."""
+    yield from sizes.symbols(i)
+    for atom in ix.indirect_atoms(i):
+        yield from symbols(atom.args[0])
 
 
 def cost(e: Expr) -> int:

@@ -64,22 +64,26 @@ class Index:
     ========  ===========================================================
     const     ``(value,)``
     var       ``(name, extent)``: a loop variable, ``0 <= v < extent``
-    sym       ``(name,)``: a size known only at run time
+    sym       ``(name, lo, hi, hint)``: a size known only at run time
     sum       ``(constant, ((atom, coefficient), ...))``
     mul       ``(atom, atom, ...)``
     div, mod  ``(numerator, denominator)``
     min, max  ``(left, right)``
     indirect  ``(payload, size, checked)``: ``0 <= value < size``
     ========  ===========================================================
+
+    ``symbolic`` says that a symbol is in it, or in the extent of one of its variables. The bounds of such a
+    sum are those of its terms together: ``s - 1 - i`` is not negative where ``i < s``.
     """
 
-    __slots__ = ("__weakref__", "_order_key", "args", "free_vars", "hi", "kind", "lo")
+    __slots__ = ("__weakref__", "_order_key", "args", "free_vars", "hi", "kind", "lo", "symbolic")
 
     kind: str
     args: tuple[Any, ...]
     lo: int | None
     hi: int | None
     free_vars: frozenset[Index]
+    symbolic: bool
     _order_key: tuple[Any, ...] | None
 
     # The hash is the identity's: interning makes equal expressions identical.
@@ -169,9 +173,22 @@ def _make(
     node.lo = lo
     node.hi = hi
     node.free_vars = frozenset((node,)) if free is None else free
+    node.symbolic = _is_symbolic(kind, args)
     node._order_key = None
     # Another thread may have interned the same key meanwhile; setdefault keeps the first one.
     return _interned.setdefault(key, node)
+
+
+def _is_symbolic(kind: str, args: tuple[Any, ...]) -> bool:
+    if kind == "sum":
+        return any(a.symbolic for a, _ in args[1])
+    if kind == "const":
+        return False
+    if kind == "sym":
+        return True
+    if kind in ("var", "indirect"):
+        return isinstance(args[1], Index)
+    return any(a.symbolic for a in args)
 
 
 _KINDS = ("const", "sym", "var", "indirect", "mul", "div", "mod", "min", "max", "sum")
@@ -210,9 +227,9 @@ def var(name: str, extent: IndexLike) -> Index:
     return _make("var", (name, extent), 0, hi, None)
 
 
-def symbol(name: str, lo: int = 0, hi: int | None = None) -> Index:
-    """A size known at run time, with inclusive bounds."""
-    return _make("sym", (name, lo, hi), lo, hi, _NONE)
+def symbol(name: str, lo: int | None = 0, hi: int | None = None, hint: int | None = None) -> Index:
+    """A size known at run time, with inclusive bounds. ``hint``: about how large it will be, to decide by."""
+    return _make("sym", (name, lo, hi, hint), lo, hi, _NONE)
 
 
 def indirect(payload: Payload, size: IndexLike, checked: bool = True) -> Index:
@@ -272,12 +289,75 @@ def _from_terms(constant: int, terms: dict[Index, int]) -> Index:
         hi = None if hi is None or ahi is None else hi + ahi
     ordered = tuple(sorted(live.items(), key=lambda t: (-abs(t[1]), t[0]._order)))
     free = frozenset().union(*(a.free_vars for a in live))
+    if free and any(a.symbolic for a in live):
+        lo, hi = _joint_bounds(constant, ordered, lo, hi)
     return _make("sum", (constant, ordered), lo, hi, free)
+
+
+def _joint_bounds(
+    constant: int, terms: Sequence[tuple[Index, int]], lo: int | None, hi: int | None
+) -> tuple[int | None, int | None]:
+    """Bounds of a sum whose terms share symbols: each term at its extreme, in symbols."""
+    low, high = _sum_extremes(constant, terms)
+    los = [b for b in (lo, None if low is None else low.lo) if b is not None]
+    his = [b for b in (hi, None if high is None else high.hi) if b is not None]
+    return max(los, default=None), min(his, default=None)
+
+
+def _sum_extremes(constant: int, terms: Sequence[tuple[Index, int]]) -> tuple[Index | None, Index | None]:
+    low: Index | None = const(constant)
+    high: Index | None = low
+    for atom, c in terms:
+        least, most = _extremes(atom)
+        if c < 0:
+            least, most = most, least
+        low = None if low is None or least is None else low + least * c
+        high = None if high is None or most is None else high + most * c
+    return low, high
+
+
+def _extremes(e: Index) -> tuple[Index | None, Index | None]:
+    """The least and the greatest value of ``e`` as expressions without variables; ``None``: not known."""
+    if not e.free_vars and e.kind != "indirect":
+        return e, e
+    kind, args = e.kind, e.args
+    if kind in ("var", "indirect"):
+        return const(0), as_index(args[1]) - 1
+    if kind == "sum":
+        return _sum_extremes(*args)
+    parts = [_extremes(a) for a in args]
+    lows, highs = [p[0] for p in parts], [p[1] for p in parts]
+    if kind == "mul":
+        if any(a.lo is None or a.lo < 0 for a in args):
+            return None, None
+        return _all_of(mul, lows), _all_of(mul, highs)
+    if kind in ("min", "max"):
+        combine = minimum if kind == "min" else maximum
+        return _all_of(combine, lows), _all_of(combine, highs)
+    if args[1].free_vars:
+        return None, None
+    if kind == "mod":
+        return const(0), args[1] - 1
+    return (
+        None if lows[0] is None else floordiv(lows[0], args[1]),
+        None if highs[0] is None else floordiv(highs[0], args[1]),
+    )
+
+
+def _all_of(combine: Callable[[IndexLike, IndexLike], Index], parts: Sequence[Index | None]) -> Index | None:
+    out = parts[0]
+    for p in parts[1:]:
+        out = None if out is None or p is None else combine(out, p)
+    return out
 
 
 def _merge_div_mod(constant: int, terms: dict[Index, int]) -> tuple[int, dict[Index, int]]:
     """Apply ``k * (x // k) + x % k == x`` wherever both halves are present with matching coefficients."""
     for atom, c in terms.items():
+        if any(f.kind == "mod" for f in _factors(atom)) and atom.symbolic:
+            found = _merge_symbolic(constant, terms, next(f for f in _factors(atom) if f.kind == "mod"))
+            if found is not None:
+                return found
         if atom.kind != "mod" or not atom.args[1].is_const:
             continue
         x, k = atom.args
@@ -296,6 +376,30 @@ def _merge_div_mod(constant: int, terms: dict[Index, int]) -> tuple[int, dict[In
             merged = {a: v for a, v in merged.items() if v}
             return _merge_div_mod(constant, merged) if len(merged) > 1 else (constant, merged)
     return constant, terms
+
+
+def _merge_symbolic(
+    constant: int, terms: dict[Index, int], remainder: Index
+) -> tuple[int, dict[Index, int]] | None:
+    """The same where strides or divisors are symbolic: ``r * (x % k) + r * k * (x // k) == r * x``."""
+    x, k = remainder.args
+    r = const(0)
+    for atom, c in terms.items():
+        left = _without(atom, (remainder,))
+        if left is not None:
+            r = r + left * c
+    q_const, q_terms = linear_terms(mul(mul(floordiv(x, k), k), r))
+    if not q_terms or any(terms.get(a, 0) != c for a, c in q_terms):
+        return None
+    merged = dict(terms)
+    for a, c in (*linear_terms(mul(remainder, r))[1], *q_terms):
+        merged[a] -= c
+    x_const, x_terms = linear_terms(mul(x, r))
+    for a, c in x_terms:
+        merged[a] = merged.get(a, 0) + c
+    constant += x_const - q_const
+    merged = {a: v for a, v in merged.items() if v}
+    return _merge_div_mod(constant, merged) if len(merged) > 1 else (constant, merged)
 
 
 def add(a: IndexLike, b: IndexLike) -> Index:
@@ -330,6 +434,10 @@ def mul(a: IndexLike, b: IndexLike) -> Index:
         terms[atom] = terms.get(atom, 0) + c * ca
     for x, cx in ta:
         for y, cy in tb:
+            if (x.symbolic and y.hi == 0 and y.kind == "var") or (
+                y.symbolic and x.hi == 0 and x.kind == "var"
+            ):
+                continue  # a variable of extent 1 is 0
             p = _product(x, y)
             terms[p] = terms.get(p, 0) + cx * cy
     return _from_terms(ca * cb, terms)
@@ -411,34 +519,68 @@ def floordiv(a: IndexLike, b: IndexLike) -> Index:
     )
 
 
-def _split_symbol(a: Index, b: Index) -> tuple[Index, Index]:
-    """``a == b * whole + rest`` for a symbolic ``b``, taking out every term that has ``b`` as a factor."""
-    constant, terms = linear_terms(a)
-    whole: dict[Index, int] = {}
-    rest: dict[Index, int] = {}
-    shift = 0
-    for atom, c in terms:
-        if atom is b:
-            shift += c
-        elif atom.kind == "mul" and b in atom.args:
-            factors = list(atom.args)
-            factors.remove(b)
-            key = factors[0] if len(factors) == 1 else _product(factors[0], _chain(factors[1:]))
-            whole[key] = whole.get(key, 0) + c
+def _factors(atom: Index) -> tuple[Index, ...]:
+    return atom.args if atom.kind == "mul" else (atom,)
+
+
+def _without(atom: Index, factors: Sequence[Index]) -> Index | None:
+    """``atom / product(factors)`` where that is a product of the factors left."""
+    left = list(_factors(atom))
+    for f in factors:
+        if f not in left:
+            return None
+        left.remove(f)
+    return _chain(left) if left else const(1)
+
+
+def _split_symbolic(a: Index, b: Index) -> tuple[Index, Index]:
+    """``a == b * whole + rest`` for a symbolic ``b``: what the leading term of ``b`` divides is taken out."""
+    _, b_terms = linear_terms(b)
+    lead, g = max(b_terms, key=lambda t: (len(_factors(t[0])), t[0]._order))
+    whole = const(0)
+    for atom, c in linear_terms(a)[1]:
+        left = _without(atom, _factors(lead)) if c % g == 0 else None
+        if left is not None:
+            whole = whole + left * (c // g)
+    return whole, a - whole * b
+
+
+def _symbolic_low_part(a: Index, b: Index) -> tuple[Index, Index, Index, Index] | None:
+    """``(d, b / d, high, low)``: ``a == d * high + low``, ``d`` divides ``b``, and ``0 <= low < d``."""
+    constant, terms = linear_terms(b)
+    if constant or len(terms) != 1:
+        return None
+    ((atom, g),) = terms
+    divisors = [const(g)] if abs(g) > 1 else []
+    for d in (*divisors, *dict.fromkeys(_factors(atom))):
+        if d.is_const:
+            high, low = _split_multiples(a, d.value)
+            other = atom
         else:
-            rest[atom] = c
-    return _from_terms(shift, whole), _from_terms(constant, rest)
+            high, low = _split_symbolic(a, d)
+            left = _without(atom, (d,))
+            assert left is not None
+            other = left * g
+        if not (high.is_const and high.value == 0) and low.lo is not None and low.lo >= 0 and _below(low, d):
+            return d, other, high, low
+    return None
 
 
 def _symbolic_div(a: Index, b: Index) -> Index:
     if a is b:
         return const(1)
-    whole, rest = _split_symbol(a, b)
+    whole, rest = _split_symbolic(a, b)
     if not (whole.is_const and whole.value == 0):
         return add(whole, floordiv(rest, b))
     nonnegative = a.lo is not None and a.lo >= 0
     if nonnegative and (_below(a, b) or a.hi == 0):
         return const(0)
+    least = add(a, b).lo if a.hi is not None and a.hi < 0 else None
+    if least is not None and least >= 0:
+        return const(-1)
+    part = _symbolic_low_part(a, b)
+    if part is not None:
+        return floordiv(part[2], part[1])
     free = a.free_vars | b.free_vars
     if nonnegative:
         return _make("div", (a, b), 0, a.hi, free)
@@ -458,7 +600,12 @@ def _below(a: Index, b: Index) -> bool:
     """Whether ``a < b`` is certain although ``b`` is symbolic."""
     if a.kind == "var" and as_index(a.extent) is b:
         return True
-    return a.hi is not None and b.lo is not None and a.hi < b.lo
+    if a.hi is not None and b.lo is not None and a.hi < b.lo:
+        return True
+    if not (a.symbolic or b.symbolic):
+        return False
+    hi = (a - b).hi
+    return hi is not None and hi < 0
 
 
 def mod(a: IndexLike, b: IndexLike) -> Index:
@@ -492,11 +639,18 @@ def mod(a: IndexLike, b: IndexLike) -> Index:
 def _symbolic_mod(a: Index, b: Index) -> Index:
     if a is b:
         return const(0)
-    _, rest = _split_symbol(a, b)
+    _, rest = _split_symbolic(a, b)
     if rest is not a:
         return mod(rest, b)
     if a.lo is not None and a.lo >= 0 and (_below(a, b) or a.hi == 0):
         return a
+    above = add(a, b) if a.hi is not None and a.hi < 0 else None
+    if above is not None and above.lo is not None and above.lo >= 0:
+        return above
+    part = _symbolic_low_part(a, b)
+    if part is not None:
+        d, other, high, low = part
+        return add(mul(mod(high, other), d), low)
     hi = None if b.hi is None else b.hi - 1
     return _make("mod", (a, b), 0, hi, a.free_vars | b.free_vars)
 
@@ -519,7 +673,12 @@ def maximum(a: IndexLike, b: IndexLike) -> Index:
 
 def _at_most(a: Index, b: Index) -> bool:
     """Whether ``a <= b`` is certain."""
-    return a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo)
+    if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
+        return True
+    if not (a.symbolic or b.symbolic):
+        return False
+    hi = (a - b).hi
+    return hi is not None and hi <= 0
 
 
 def _choice(kind: str, pick: Callable[[int, int], int], a: Index, b: Index) -> Index:
@@ -670,17 +829,23 @@ def evaluate(e: IndexLike, env: Mapping[Index, Any], read: Callable[[Any], Any] 
     return a * take_a + b * ~take_a
 
 
-def coefficient(e: IndexLike, v: Index) -> int | None:
-    """``c`` where ``e == c * v + (something without v)``; ``None`` where ``e`` is not of that form."""
+def coefficient(e: IndexLike, v: Index) -> IndexLike | None:
+    """``c`` where ``e == c * v + (something without v)``; ``None`` where ``e`` is not of that form.
+
+    A number, or an expression of symbols: a stride that is known only at run time.
+    """
     if isinstance(e, int) or v not in e.free_vars:
         return 0
-    out = 0
+    out: IndexLike = 0
     for atom, c in linear_terms(e)[1]:
         if atom is v:
-            out = c
+            out = out + c
         elif v in atom.free_vars:
-            return None
-    return out
+            left = _without(atom, (v,)) if atom.kind == "mul" else None
+            if left is None or left.free_vars:
+                return None
+            out = out + left * c
+    return out.args[0] if isinstance(out, Index) and out.kind == "const" else out
 
 
 def indirect_atoms(e: IndexLike) -> Iterable[Index]:

@@ -20,7 +20,7 @@ from . import index as ix
 from .evaluate import Bound, Evaluator, gather
 from .expr import Expr
 from .index import Index, IndexLike
-from .loops import Buffer, Extern, LoopProgram, Pointwise, Reduce, ViewRef, op_reads
+from .loops import Buffer, Extern, LoopProgram, Measure, Pointwise, Reduce, ViewRef, op_reads
 
 __all__ = [
     "Memory",
@@ -47,7 +47,7 @@ class Memory:
     """
 
     def __init__(self, symbols: Mapping[Index, int] | None = None) -> None:
-        self.symbols: Mapping[Index, int] = symbols or {}
+        self.symbols: dict[Index, int] = dict(symbols or {})
         self._tensors: dict[str, Tensor] = {}
         self._flat: dict[str, Tensor] = {}
         self._base: dict[str, str] = {}
@@ -201,13 +201,7 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
         for name, t in zip(p.inputs, inputs, strict=True)
         if name is not None and isinstance(t, Tensor)
     }
-    symbols: dict[Index, int] = {}
-    for name, t in given.items():
-        b = p.buffers[name]
-        for size, actual in (*zip(b.sizes, t.shape, strict=True), *zip(b.strides, t.stride(), strict=True)):
-            if isinstance(size, Index) and size.kind == "sym":
-                symbols.setdefault(size, int(actual))
-    memory = Memory(symbols)
+    memory = Memory({symbol: _measured(m, inputs) for symbol, m in p.symbols.items()})
     for name in (n for n in p.inputs if n is not None):
         if name not in given:
             raise ValueError(f"input {name} of {p.name} is a tensor")
@@ -216,6 +210,16 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
     for name, t in p.constants.items():
         memory.bind(name, t.detach())
     return memory
+
+
+def _measured(m: Measure, inputs: Sequence[Tensor | Number]) -> int:
+    """A symbol's value."""
+    given = inputs[m.input]
+    if isinstance(given, Tensor):
+        number = (given.shape if m.kind == "size" else given.stride())[m.dim]
+    else:
+        number = int(given)
+    return (number - m.offset) // m.scale
 
 
 def check_fits(b: Buffer, t: Tensor, memory: Memory) -> None:
@@ -233,7 +237,14 @@ def outputs(p: LoopProgram, memory: Memory) -> list[Tensor | Number | None]:
     for v in p.outputs:
         if isinstance(v, ViewRef):
             ensure(v.buffer, memory, p.buffers)
-    return [memory.view_ref(v) if isinstance(v, ViewRef) else v for v in p.outputs]
+    return [memory.view_ref(v) if isinstance(v, ViewRef) else scalar(v, memory) for v in p.outputs]
+
+
+def scalar(v: Any, memory: Memory) -> Any:
+    """A number: itself, or the value of an expression of symbols."""
+    if isinstance(v, Index):
+        return memory.size(v)
+    return Evaluator(memory.symbols, _reader(memory)).value(v).item() if isinstance(v, Expr) else v
 
 
 def ensure(name: str, memory: Memory, buffers: Mapping[str, Buffer]) -> None:
@@ -255,14 +266,14 @@ def run_extern(op: Extern, memory: Memory, buffers: Mapping[str, Buffer]) -> Non
             return memory.view_ref(a)
         if isinstance(a, (tuple, list)):
             return type(a)(resolve(x) for x in a)
-        if isinstance(a, Index):
-            return memory.size(a)
-        return a
+        return scalar(a, memory)
 
     for name in op.mutates:
         ensure(name, memory, buffers)
     got = op.target(*resolve(op.args), **{k: resolve(v) for k, v in op.kwargs.items()})
     results = _flat(got)
+    for symbol, k, dim in op.binds:
+        memory.symbols[symbol] = int(results[k] if dim is None else results[k].shape[dim])
     if len(results) < len(op.outs):
         raise ValueError(f"{op.target} gave {len(results)} results for {len(op.outs)} buffers")
     for out_name, t in zip(op.outs, results, strict=False):

@@ -91,8 +91,11 @@ class _Access:
     position: Tensor
 
 
-def run_kernel(k: Kernel, buffers: Mapping[str, Tensor], scalar: bool = False) -> None:
-    """Run a kernel on its parameters' memory: one flat 1-D tensor a parameter, written in place.
+def run_kernel(
+    k: Kernel, buffers: Mapping[str, Tensor], scalar: bool = False, symbols: Mapping[Index, int] | None = None
+) -> None:
+    """Run a kernel on its parameters' memory: one flat 1-D tensor a parameter, written in place; ``symbols``
+    are the values of its sizes.
 
     ``scalar`` runs every loop one iteration at a time, in order: slow, and the plainest meaning of a kernel.
     Raises ``IndexError`` for a position outside a parameter, ``RaceError`` for dependent parallel iterations.
@@ -101,7 +104,7 @@ def run_kernel(k: Kernel, buffers: Mapping[str, Tensor], scalar: bool = False) -
         t = buffers[p.name]
         if t.dtype is not p.dtype or t.dim() != 1 or (t.numel() > 1 and t.stride(0) != 1):
             raise TypeError(f"parameter {p.name} of {k.name} is {p.dtype}; given {t.dtype} {list(t.shape)}")
-    run = _KernelRun(k, buffers, scalar)
+    run = _KernelRun(k, buffers, scalar, {v: (symbols or {})[v] for v in k.sizes})
     run.body(k.body)
     run.check_races()
 
@@ -109,14 +112,17 @@ def run_kernel(k: Kernel, buffers: Mapping[str, Tensor], scalar: bool = False) -
 class _KernelRun:
     """The state of one run: variables, locals, accumulators and scratch arrays by name."""
 
-    def __init__(self, k: Kernel, buffers: Mapping[str, Tensor], scalar: bool) -> None:
+    def __init__(
+        self, k: Kernel, buffers: Mapping[str, Tensor], scalar: bool, symbols: Mapping[Index, int]
+    ) -> None:
         self._kernel = k
         self._buffers = buffers
         self._scalar = scalar
         self._rank = _depth(k.body)
         self._group = _overlapping({p.name: buffers[p.name] for p in k.params})
         self._frames: list[_Frame] = []
-        self._env: dict[Index, Bound] = {}
+        self._symbols = symbols
+        self._env: dict[Index, Bound] = dict(symbols)
         self._guard: Tensor | None = None
         self._locals: dict[str, Tensor] = {}
         self._accumulators: dict[str, _Accumulator] = {}
@@ -141,12 +147,15 @@ class _KernelRun:
                 self._store(s)
             else:
                 lead = [f.number.numel() for f in self._frames]
-                count = s.size
+                count = self._number(s.size)
                 for n in lead:
                     count *= n
                 memory = torch.empty(count, dtype=s.dtype)
                 poison(memory)
                 self._scratch[s.name] = (s, len(self._frames), memory)
+
+    def _number(self, e: IndexLike) -> int:
+        return int(ix.evaluate(e, self._symbols))
 
     def _evaluator(self) -> Evaluator:
         return Evaluator(self._env, self._read, self._locals, self._guard)
@@ -266,13 +275,14 @@ class _KernelRun:
         if buffer not in self._scratch:
             return self._buffers[buffer], index
         scratch, depth, memory = self._scratch[buffer]
-        bad = (index < 0) | (index >= scratch.size)
+        size = self._number(scratch.size)
+        bad = (index < 0) | (index >= size)
         if bool((bad if guard is None else bad & guard).any()):
-            raise IndexError(f"position outside scratch {buffer}[{scratch.size}], in {what!r}")
+            raise IndexError(f"position outside scratch {buffer}[{size}], in {what!r}")
         lead = torch.zeros((), dtype=torch.int64)
         for f in self._frames[:depth]:
             lead = lead * f.number.numel() + f.number
-        return memory, lead * scratch.size + index
+        return memory, lead * size + index
 
     def _read(self, e: Expr, indices: Sequence[Tensor], guard: Tensor | None) -> Tensor:
         if len(indices) != 1:
@@ -402,17 +412,18 @@ def run_schedule(
     p = s.program
     memory = prepare(p, inputs)
     if arena:
-        space = torch.full((s.arena_bytes,), 0xFF, dtype=torch.uint8)
+        space = torch.full((memory.size(s.arena_bytes),), 0xFF, dtype=torch.uint8)
         memory.bind(_ARENA, space)
-    for name in s.placements:
-        _place(name, s, memory, arena)
+    for name, placement in s.placements.items():
+        if not placement.late:
+            _place(name, s, memory, arena)
     frees = s.frees or ((),) * len(s.steps)
     for at, (step, dead) in enumerate(zip(s.steps, frees, strict=True)):
         if isinstance(step, KernelCall):
             for name in step.args:
                 _place(name, s, memory, arena)
             flat = {q.name: memory.flat(name) for q, name in zip(step.kernel.params, step.args, strict=True)}
-            run_kernel(step.kernel, flat, scalar)
+            run_kernel(step.kernel, flat, scalar, memory.symbols)
         else:
             run_extern(step, memory, p.buffers)
         for name in dead:
@@ -445,6 +456,7 @@ def _place(name: str, s: Schedule, memory: Memory, arena: bool) -> None:
     if base is None or offset is None:
         memory.allocate(b)
         return
+    offset = memory.size(offset)
     if offset % b.dtype.itemsize:
         raise ValueError(f"{name} is placed at byte {offset}, which {b.dtype} cannot address")
     view = memory.view(

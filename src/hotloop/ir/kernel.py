@@ -111,7 +111,7 @@ class Scratch:
 
     name: str
     dtype: torch.dtype
-    size: int
+    size: IndexLike
 
 
 Stmt = Loop | Let | Init | Accumulate | Store | Scratch
@@ -124,7 +124,10 @@ class Kernel:
 
     ``single_pass``: no loop runs over the same points twice, so that work in place is possible.
     ``checks``: whether an indirect index inside has to be tested, so that the function returns nonzero on a
-    fault. Two kernels that are equal but for ``name`` and ``origins`` share one compiled function.
+    fault. ``sizes`` are the symbols that occur in it: parameters that are numbers, after the pointers.
+    ``bytes`` and ``work`` are estimates where there are any, and ``threshold``, a size and a number, says at
+    run time whether threads pay: where the size is that number at least. Two kernels that are equal but for
+    ``name`` and ``origins`` share one compiled function.
     """
 
     name: str
@@ -136,6 +139,8 @@ class Kernel:
     work: int = 0
     single_pass: bool = False
     origins: tuple[Origin, ...] = field(default=(), compare=False)
+    sizes: tuple[Index, ...] = ()
+    threshold: tuple[IndexLike, int] | None = None
 
     def __str__(self) -> str:
         return to_text(self)
@@ -152,12 +157,16 @@ class KernelCall:
 @dataclass(frozen=True)
 class Placement:
     """Where a buffer lives: ``input``, ``constant``, ``output`` (a fresh tensor), ``arena`` at a byte
-    ``offset``, ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``)."""
+    ``offset``, ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``).
+
+    ``late``: its size is known only when the step that writes it is reached; it is allocated there, a tensor
+    of its own."""
 
     kind: str
-    offset: int = 0
-    nbytes: int = 0
+    offset: IndexLike = 0
+    nbytes: IndexLike = 0
     of: str | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Schedule:
     program: LoopProgram
     steps: tuple[KernelCall | Extern, ...]
     placements: Mapping[str, Placement]
-    arena_bytes: int
+    arena_bytes: IndexLike
     frees: tuple[tuple[str, ...], ...] = ()
     releases: tuple[tuple[int, int, int], ...] = ()
 
@@ -196,8 +205,8 @@ def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def to_text(k: Kernel) -> str:
-    params = ", ".join(f"{p.role} {dtype_name(p.dtype)} {p.name}" for p in k.params)
-    lines = [f"kernel {k.name}({params})"]
+    params = [f"{p.role} {dtype_name(p.dtype)} {p.name}" for p in k.params] + [v.name for v in k.sizes]
+    lines = [f"kernel {k.name}({', '.join(params)})"]
     lines += [f"  # {source}" for source in dict.fromkeys(o.source for o in k.origins) if source]
     _body_text(k.body, "  ", lines)
     return "\n".join(lines) + "\n"

@@ -23,12 +23,14 @@ import torch
 from .expr import Expr, dtype_name
 from .expr import loads as expr_loads
 from .index import Index, IndexLike
+from .sizes import is_static, plain, product
 
 __all__ = [
     "REDUCTIONS",
     "Buffer",
     "Extern",
     "LoopProgram",
+    "Measure",
     "Op",
     "Origin",
     "Pointwise",
@@ -51,6 +53,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Where a symbol's value is found when a graph is called: ``(v - offset) / scale``, with ``v`` the graph
+    input of this number itself (kind ``number``), or its size or stride (``size``, ``stride``) in dimension
+    ``dim``."""
+
+    input: int
+    kind: str = "number"
+    dim: int = 0
+    offset: int = 0
+    scale: int = 1
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A dense or strided piece of memory.
 
@@ -70,17 +85,19 @@ class Buffer:
     offset: IndexLike = 0
 
     @property
-    def numel(self) -> int:
-        """The number of elements of a buffer of static size."""
-        n = 1
-        for s in self.sizes:
-            n *= int(s if isinstance(s, int) else s.value)
-        return n
+    def numel(self) -> IndexLike:
+        """The number of elements."""
+        return product(self.sizes)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> IndexLike:
         """The bytes of its elements, without gaps between them."""
-        return self.numel * self.dtype.itemsize
+        return plain(self.numel * self.dtype.itemsize)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its sizes and strides are numbers."""
+        return is_static(self.sizes) and is_static(self.strides)
 
     def __repr__(self) -> str:
         sizes, strides = list(self.sizes), list(self.strides)
@@ -148,7 +165,9 @@ class Extern:
     nesting), ``None`` for results nobody uses. The results' strides are what PyTorch gives, and equal the
     buffers' strides. ``mutates`` names buffers the call writes. ``weight`` is the position of an argument
     that is likely the same at every call, a graph input that nothing here writes: the runtime may keep what
-    it makes of it.
+    it makes of it. Sizes among the arguments may be index or value expressions of symbols. ``binds``: the
+    symbols whose value the call tells, each as (symbol, number of the result, dimension of it or ``None`` for
+    a number).
     """
 
     outs: tuple[str | None, ...]
@@ -158,6 +177,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     origin: Origin = field(default=Origin(), compare=False)
     weight: int | None = None
+    binds: tuple[tuple[Index, int, int | None], ...] = ()
 
 
 Op = Pointwise | Reduce | Extern
@@ -168,16 +188,17 @@ class LoopProgram:
     """A whole graph. ``outputs`` holds a ``ViewRef``, a plain Python number, or ``None`` for each graph
     output.
 
-    ``scalars`` are the graph inputs that are numbers (their positions matter to the caller, their values are
-    baked).
+    An input that is a number is ``None`` among ``inputs``: its value is baked, or is that of a symbol.
+    ``symbols`` says where the value of each symbol is found, except of those that extern calls tell.
     """
 
     name: str
     buffers: Mapping[str, Buffer]
     ops: tuple[Op, ...]
     inputs: tuple[str | None, ...]
-    outputs: tuple[ViewRef | int | float | bool | None, ...]
+    outputs: tuple[ViewRef | Index | Expr | int | float | bool | None, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    symbols: Mapping[Index, Measure] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return to_text(self)
@@ -214,11 +235,13 @@ def op_outputs(op: Op) -> tuple[str, ...]:
 def to_text(p: LoopProgram) -> str:
     """The dump: one buffer or operation a line, with the source line it came from."""
     lines = [f"program {p.name}"]
+    lines += [f"  {s.name}: {_symbol_text(s, m)}" for s, m in p.symbols.items()]
     lines += [f"  {b!r}" for b in p.buffers.values() if b.kind in ("input", "constant")]
     for op in p.ops:
         source = f"    # {op.origin.source}" if op.origin.source else ""
         if isinstance(op, Extern):
-            lines.append(f"  {', '.join(str(o) for o in op.outs)} = {op.target}{_args_text(op)}{source}")
+            outs = [*map(str, op.outs), *(s.name for s, _, _ in op.binds)]
+            lines.append(f"  {', '.join(outs)} = {op.target}{_args_text(op)}{source}")
             continue
         b = p.buffers[op.out]
         at = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
@@ -230,6 +253,14 @@ def to_text(p: LoopProgram) -> str:
         lines.append(f"  {op.out}[{at}] : {b.kind} {dtype_name(b.dtype)} = {body}{source}")
     lines.append(f"  return {', '.join(_value_text(o) for o in p.outputs)}")
     return "\n".join(lines) + "\n"
+
+
+def _symbol_text(s: Index, m: Measure) -> str:
+    _, lo, hi, _ = s.args
+    what = f"input {m.input}" if m.kind == "number" else f"{m.kind} {m.dim} of input {m.input}"
+    if (m.offset, m.scale) != (0, 1):
+        what += f" = {m.scale} * {s.name} + {m.offset}"
+    return f"{what}, from {lo} to {'any' if hi is None else hi}"
 
 
 def _value_text(v: Any) -> str:

@@ -2,15 +2,16 @@
 
 What comes in: an IR value. What goes out: nothing, or a ``VerifyError`` that names the rule, the operation
 and its neighbours. What holds in between: checks never change what they look at, and a bound that is not
-known is not a fault. An index whose interval leaves its dimension is enumerated before it is called wrong,
-because intervals forget that two terms depend on the same variable.
+known is not a fault; places in memory that depend on sizes are checked for the sizes as traced and for the
+smallest ones. An index whose interval leaves its dimension is enumerated before it is called wrong, because
+intervals forget that two terms depend on the same variable.
 
 The next file is ``schedule/fuse.py``, where a verified program is divided into kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -18,7 +19,9 @@ import torch
 from hotloop.errors import VerifyError
 
 from . import index as ix
-from .expr import OPS, Expr, children, dtype_name, own_indices, walk
+from . import sizes as sz
+from .expr import OPS, Expr, children, dtype_name, index_symbols, own_indices, walk
+from .expr import symbols as expr_symbols
 from .index import Index, IndexLike
 from .kernel import (
     Accumulate,
@@ -221,10 +224,12 @@ def _enumerated(i: Index, size: int) -> bool:
     return int(lo) < 0 or int(hi) >= size
 
 
-def _extent(b: Buffer) -> int | None:
-    """Elements from the buffer's first to its last, or ``None`` where a size is symbolic."""
+def _extent(b: Buffer, at: Callable[[IndexLike], int] | None = None) -> int | None:
+    """Elements from the buffer's first to its last, or ``None`` where a size is symbolic. ``at`` gives such
+    sizes a value."""
     out = 1
-    for n, stride in zip(b.sizes, b.strides, strict=True):
+    for size, step in zip(b.sizes, b.strides, strict=True):
+        n, stride = (size, step) if at is None else (at(size), at(step))
         if isinstance(n, Index) or isinstance(stride, Index):
             return None
         if n == 0:
@@ -258,6 +263,7 @@ class _Program:
         self._sound: set[Expr] = set()
         self._written: set[str] = set()
         self._available: set[str] = set()
+        self._symbols = set(p.symbols)
 
     def _fail(self, message: str) -> NoReturn:
         ops = self._p.ops
@@ -275,6 +281,7 @@ class _Program:
         for k, op in enumerate(self._p.ops):
             self._at = k
             if isinstance(op, Extern):
+                self._symbols.update(v for v, _, _ in op.binds)
                 for v in views_in((op.args, op.kwargs)):
                     self._readable(v.buffer)
                     self._view(v)
@@ -340,8 +347,16 @@ class _Program:
                 f"a view of sizes {list(v.sizes)}, strides {list(v.strides)}, offset {v.offset} leaves {b!r}"
             )
 
+    def _sizes_known(self, symbols: Iterable[Index]) -> None:
+        unknown = {v.name for v in symbols} - {v.name for v in self._symbols}
+        if unknown:
+            self._fail(f"nothing tells the value of {sorted(unknown)}")
+
     def _loop_op(self, op: Pointwise | Reduce) -> None:
         out = self._known(op.out)
+        if self._p.symbols or self._symbols:
+            self._sizes_known(v for e in (*out.sizes, *out.strides) for v in sz.symbols(e))
+            self._sizes_known(expr_symbols(op.body))
         if len(op.vars) != len(out.sizes) or any(v.kind != "var" for v in op.vars):
             self._fail(f"{list(op.vars)} are not the dimensions of {out!r}")
         for v, n in zip(op.vars, out.sizes, strict=True):
@@ -487,7 +502,7 @@ class _Kernel:
                 self._store(s, scope)
             else:
                 self._fresh(s.name, scope)
-                if s.size < 0:
+                if isinstance(s.size, int) and s.size < 0:
                     self._fail(f"scratch {s.name} has {s.size} elements")
                 scope.scratch[s.name] = s
 
@@ -572,7 +587,7 @@ class _Kernel:
         )
 
     def _bound(self, i: Index, scope: _Scope) -> None:
-        unbound = i.free_vars - scope.vars
+        unbound = (i.free_vars - scope.vars) | (frozenset(index_symbols(i)) - frozenset(self._k.sizes))
         if unbound:
             self._fail(f"{sorted(v.name for v in unbound)} in {i!r} are not bound by a loop around it")
         for atom in ix.indirect_atoms(i):
@@ -581,6 +596,9 @@ class _Kernel:
             self._value(atom.args[0], scope)
 
     def _value(self, value: Expr, scope: _Scope) -> None:
+        unknown = frozenset(expr_symbols(value)) - frozenset(self._k.sizes)
+        if unknown:
+            self._fail(f"{sorted(v.name for v in unknown)} are not sizes that the kernel is given")
         for e in walk(value):
             fault = _node_fault(e)
             if fault is not None:
@@ -646,7 +664,7 @@ class _Schedule:
         )
 
     def check(self) -> None:
-        self._placements()
+        self._placements(sz.hint)
         sound: set[int] = set()
         bounded: set[tuple[int, tuple[int | None, ...]]] = set()
         self._available = {n for n in (*self._s.program.inputs, *self._s.program.constants) if n is not None}
@@ -669,7 +687,10 @@ class _Schedule:
             if not self._is_available(name):
                 self._fail(f"the output {name} is never written")
         self._reuse()
-        self._arena()
+        self._arena(sz.hint)
+        if not isinstance(self._s.arena_bytes, int):
+            self._placements(sz.least)
+            self._arena(sz.least)
         self._frees()
 
     def _arguments(self, step: KernelCall, at: int) -> None:
@@ -746,29 +767,30 @@ class _Schedule:
             if name not in self._s.placements and self._buffers[name].alias_of is None:
                 self._fail(f"{name} is used and has no placement", at)
 
-    def _placements(self) -> None:
+    def _placements(self, at: Callable[[IndexLike], int]) -> None:
         for name, q in self._s.placements.items():
             b = self._buffers.get(name)
             if b is None:
                 self._fail(f"{name} has a placement and is not a buffer")
             if q.kind not in ("input", "constant", "output", "arena", "extern", "alias"):
                 self._fail(f"the placement of {name} is of unknown kind {q.kind!r}")
-            extent = _extent(b)
+            extent = _extent(b, at)
+            offset, nbytes = at(q.offset), at(q.nbytes)
             need = None if extent is None else extent * b.dtype.itemsize
             if q.kind == "arena" and (
-                q.offset < 0
-                or q.offset % b.dtype.itemsize
-                or q.offset + max(q.nbytes, need or 0) > self._s.arena_bytes
-                or (need is not None and q.nbytes < need)
+                offset < 0
+                or offset % b.dtype.itemsize
+                or offset + max(nbytes, need or 0) > at(self._s.arena_bytes)
+                or (need is not None and nbytes < need)
             ):
                 self._fail(f"{name} needs {need} bytes, at {q} in an arena of {self._s.arena_bytes}")
             if q.kind == "alias" and b.alias_of is None:
                 base = self._buffers.get(q.of or "")
                 if base is None:
                     self._fail(f"{name} is placed as an alias of {q.of}, which is not a buffer")
-                have = _extent(base)
-                if need is not None and have is not None and q.offset + need > have * base.dtype.itemsize:
-                    self._fail(f"{name} needs {need} bytes at {q.offset} of {base!r}")
+                have = _extent(base, at)
+                if need is not None and have is not None and offset + need > have * base.dtype.itemsize:
+                    self._fail(f"{name} needs {need} bytes at {offset} of {base!r}")
 
     def _last_use(self, name: str) -> int:
         if name in self._outputs:
@@ -802,7 +824,7 @@ class _Schedule:
                         f"{name} takes over the memory of {old}, which is used later as {other}", first
                     )
 
-    def _arena(self) -> None:
+    def _arena(self, at: Callable[[IndexLike], int]) -> None:
         spans: dict[str, tuple[int, int]] = {}
         for name in {*self._reads, *self._writes}:
             root = self._storage(name)
@@ -810,21 +832,22 @@ class _Schedule:
             last = self._last_use(name)
             a, b = spans.get(root, (first, last))
             spans[root] = (min(a, first), max(b, last))
-        for at, start, stop in self._s.releases:
+        for step, start, stop in self._s.releases:
             for name, q in self._s.placements.items():
-                touches = q.kind == "arena" and q.offset < stop and start < q.offset + q.nbytes
-                if touches and spans.get(name, (0, -1))[1] > at:
-                    self._fail(f"memory of {name} is released before its last use", at)
+                touches = q.kind == "arena" and at(q.offset) < stop and start < at(q.offset) + at(q.nbytes)
+                if touches and spans.get(name, (0, -1))[1] > step:
+                    self._fail(f"memory of {name} is released before its last use", step)
         active: list[tuple[int, int, int, str]] = []  # last step, offset, end, name
         placed = [(spans[n], n, q) for n, q in self._s.placements.items() if q.kind == "arena" and n in spans]
         for (first, last), name, q in sorted(placed, key=lambda t: t[0]):
+            start, end_here = at(q.offset), at(q.offset) + at(q.nbytes)
             active = [t for t in active if t[0] >= first]
             for ends, offset, end, other in active:
-                if q.offset < end and offset < q.offset + q.nbytes:
-                    if ends == first and offset == q.offset and self._in_place(first, name, other):
+                if start < end and offset < end_here:
+                    if ends == first and offset == start and self._in_place(first, name, other):
                         continue
                     self._fail(f"{name} and {other} are alive at one time and overlap in the arena", first)
-            active.append((last, q.offset, q.offset + q.nbytes, name))
+            active.append((last, start, end_here, name))
 
     def _in_place(self, at: int, new: str, old: str) -> bool:
         """Whether a step says that it writes one buffer over another: neither parameter is ``restrict``."""

@@ -1,6 +1,7 @@
 """What lowering rules build with: views of buffers, and the program under construction.
 
-What comes in: sizes and element functions from the rules. What goes out: ``View`` values for the rules and,
+What comes in: sizes and element functions from the rules. A size is an int or, where it is known only at run
+time, an index expression of symbols. What goes out: ``View`` values for the rules and,
 at the end, a frozen ``LoopProgram``. What holds in between: a buffer has the strides that eager would give
 the node's result (read from the FX node's fake tensor), each operation is appended once and never changed,
 and a view never copies.
@@ -20,15 +21,20 @@ import torch
 from hotloop.errors import source_line
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, ViewRef
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Measure, Op, Origin, Pointwise, Reduce, ViewRef
 
-__all__ = ["Builder", "Number", "Rule", "Value", "View", "loop_vars"]
+from .symbols import Meta
+
+__all__ = ["Builder", "Number", "Rule", "Value", "View", "loop_vars", "number_type", "number_value"]
 
 Number = bool | int | float
 Point = Sequence[IndexLike]
 Vars = tuple[Index, ...]
+Sizes = tuple[IndexLike, ...]
+Tensor = torch.Tensor | Meta
 
 
 def loop_vars(prefix: str, sizes: Sequence[IndexLike]) -> Vars:
@@ -41,6 +47,25 @@ def _loop_vars(prefix: str, sizes: tuple[IndexLike, ...]) -> Vars:
     return tuple(ix.var(f"{prefix}{k}", s) for k, s in enumerate(sizes))
 
 
+def number_value(x: Number | Index | Expr) -> Expr:
+    """A number as a value: a constant, or an expression of symbols."""
+    if isinstance(x, Expr):
+        return x
+    if isinstance(x, Index):
+        return ex.index_value(x)
+    own = {bool: torch.bool, int: torch.int64, float: torch.float64}
+    return ex.const(x, own[type(x)])
+
+
+def number_type(x: Number | Index | Expr) -> type:
+    """Its Python type."""
+    if isinstance(x, Index):
+        return int
+    if isinstance(x, Expr):
+        return bool if x.dtype is torch.bool else float if x.dtype.is_floating_point else int
+    return type(x)
+
+
 @dataclass(frozen=True)
 class View:
     """A tensor value: ``view[vars] == buffer[indices]``, where ``indices`` are expressions of ``vars``.
@@ -51,7 +76,7 @@ class View:
 
     buffer: str
     dtype: torch.dtype
-    sizes: tuple[int, ...]
+    sizes: Sizes
     vars: Vars
     indices: tuple[Index, ...]
 
@@ -61,12 +86,9 @@ class View:
         return len(self.sizes)
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> IndexLike:
         """The number of elements."""
-        n = 1
-        for s in self.sizes:
-            n *= s
-        return n
+        return sz.product(self.sizes)
 
     def at(self, point: Point) -> Expr:
         """The element at ``point`` (one index a dimension), in the view's own dtype."""
@@ -75,15 +97,16 @@ class View:
         mapping = dict(zip(self.vars, point, strict=True))
         return ex.load(self.buffer, tuple(ix.substitute(i, mapping) for i in self.indices), self.dtype)
 
-    def remap(self, sizes: Sequence[int], f: Callable[[Vars], Point]) -> View:
+    def remap(self, sizes: Sequence[IndexLike], f: Callable[[Vars], Point]) -> View:
         """The view of ``sizes`` whose element at ``v`` is this view's element at ``f(v)``."""
+        sizes = tuple(map(sz.plain, sizes))
         new = loop_vars("d", sizes)
         mapping = dict(zip(self.vars, f(new), strict=True))
         return replace(
-            self, sizes=tuple(sizes), vars=new, indices=tuple(ix.substitute(i, mapping) for i in self.indices)
+            self, sizes=sizes, vars=new, indices=tuple(ix.substitute(i, mapping) for i in self.indices)
         )
 
-    def expand(self, sizes: Sequence[int]) -> View:
+    def expand(self, sizes: Sequence[IndexLike]) -> View:
         """Broadcast to ``sizes`` by PyTorch's rule: aligned at the last dimension, size 1 repeats."""
         if tuple(sizes) == self.sizes:
             return self
@@ -92,7 +115,7 @@ class View:
             sizes, lambda v: [v[lead + k] if s != 1 else ix.const(0) for k, s in enumerate(self.sizes)]
         )
 
-    def reshape(self, sizes: Sequence[int]) -> View:
+    def reshape(self, sizes: Sequence[IndexLike]) -> View:
         """The row-major reshape (never a copy: an index map)."""
         if tuple(sizes) == self.sizes:
             return self
@@ -102,7 +125,7 @@ class View:
 
 
 #: What an FX node stands for while lowering.
-Value = View | Number | None | str | torch.dtype | tuple[Any, ...] | list[Any]
+Value = View | Number | Index | Expr | None | str | torch.dtype | tuple[Any, ...] | list[Any]
 #: A rule gets the builder, the FX node (for its ``meta["val"]``), and the node's arguments with views for
 #: tensors.
 Rule = Callable[..., Any]
@@ -118,6 +141,7 @@ class Builder:
         self.constants: dict[str, torch.Tensor] = {}
         self.ops: list[Op] = []
         self.inputs: list[str | None] = []
+        self.symbols: dict[Index, Measure] = {}
         self._origin = Origin()
         self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
@@ -137,52 +161,75 @@ class Builder:
 
     def add_buffer(
         self,
-        sizes: Sequence[int],
+        sizes: Sequence[IndexLike],
         dtype: torch.dtype,
-        strides: Sequence[int] | None = None,
+        strides: Sequence[IndexLike] | None = None,
         kind: str = "temp",
         name: str | None = None,
         **more: Any,
     ) -> View:
         """A new buffer, seen whole."""
         name = name or self._fresh("b")
-        own = tuple(int(s) for s in sizes)
-        steps = ix.contiguous_strides(own) if strides is None else tuple(int(s) for s in strides)
+        own = tuple(map(sz.plain, sizes))
+        steps = ix.contiguous_strides(own) if strides is None else tuple(map(sz.plain, strides))
         self.buffers[name] = Buffer(name, dtype, own, steps, kind, **more)
         return self.whole(name)
 
     def whole(self, buffer: str) -> View:
         """All of a buffer, as it lies."""
         b = self.buffers[buffer]
-        sizes = tuple(int(s) for s in b.sizes if isinstance(s, int))
-        v = loop_vars("d", sizes)
-        return View(buffer, b.dtype, sizes, v, v)
+        v = loop_vars("d", b.sizes)
+        return View(buffer, b.dtype, b.sizes, v, v)
 
-    def _dense_strides(self, like: torch.Tensor | None, sizes: Sequence[int]) -> tuple[int, ...]:
+    def _dense_strides(self, like: Tensor | None, sizes: Sequence[IndexLike]) -> Sizes:
         """Eager's strides where ``like`` has this shape and is dense without overlap; contiguous
         otherwise."""
         if like is None or tuple(like.shape) != tuple(sizes):
             return ix.contiguous_strides(sizes)
-        strides = tuple(int(s) for s in like.stride())
-        step = 1
-        for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
+        strides: Sizes = tuple(like.stride())
+        step: IndexLike = 1
+        live = [(st, n) for st, n in zip(strides, sizes, strict=True) if n != 1]
+        for stride, size in sorted(live, key=lambda t: (sz.hint(t[0]), sz.hint(t[1]))):
             if stride != step:
                 return ix.contiguous_strides(sizes)
-            step *= size
+            step = sz.plain(step * size)
         return strides
 
-    def keeps_strides(self, like: torch.Tensor) -> bool:
+    def keeps_strides(self, like: Tensor) -> bool:
         """Whether a buffer made like this tensor has its strides: it has no gaps and no overlaps."""
         return self._dense_strides(like, tuple(like.shape)) == tuple(like.stride())
+
+    # --- symbols --------------------------------------------------------------------------------------------
+
+    def number(self, value: Index | None) -> None:
+        """The next graph input is a number: a symbol's value, or one that is baked."""
+        if value is not None and value.kind == "sym":  # what is given is better than what is measured
+            self.symbols[value] = Measure(len(self.inputs))
+        self.inputs.append(None)
+
+    def measure(self, buffer: str) -> None:
+        """The symbols that the sizes and strides of the last graph input tell."""
+        b = self.buffers[buffer]
+        for kind, values in (("size", b.sizes), ("stride", b.strides)):
+            for k, e in enumerate(values):
+                if isinstance(e, Index) and len(terms := ix.linear_terms(e)[1]) == 1:
+                    ((atom, scale),) = terms
+                    found = Measure(len(self.inputs) - 1, kind, k, ix.linear_terms(e)[0], scale)
+                    if atom.kind == "sym" and (atom not in self.symbols or self._better(atom, found)):
+                        self.symbols[atom] = found
+
+    def _better(self, symbol: Index, found: Measure) -> bool:
+        """A size tells a symbol always, a stride only where there are elements."""
+        return self.symbols[symbol].kind == "stride" and found.kind == "size"
 
     # --- operations -----------------------------------------------------------------------------------------
 
     def pointwise(
         self,
-        sizes: Sequence[int],
+        sizes: Sequence[IndexLike],
         dtype: torch.dtype,
         f: Callable[[Vars], Expr],
-        like: torch.Tensor | None = None,
+        like: Tensor | None = None,
     ) -> View:
         """``out[v] = f(v)``, cast to ``dtype`` (an implicit rounding). ``like``: the fake tensor whose
         strides to take."""
@@ -194,12 +241,12 @@ class Builder:
 
     def reduce(
         self,
-        sizes: Sequence[int],
-        reduce_sizes: Sequence[int],
+        sizes: Sequence[IndexLike],
+        reduce_sizes: Sequence[IndexLike],
         kind: str,
         dtype: torch.dtype,
         f: Callable[[Vars, Vars], Expr],
-        like: torch.Tensor | None = None,
+        like: Tensor | None = None,
     ) -> View:
         """``out[v] = reduction over r of f(v, r)``, cast to ``dtype`` when stored."""
         v = loop_vars("i", sizes)
@@ -208,7 +255,7 @@ class Builder:
         self.ops.append(Reduce(out.buffer, v, r, kind, f(v, r), self._origin))
         return out
 
-    def copy(self, view: View, strides: Sequence[int] | None = None) -> View:
+    def copy(self, view: View, strides: Sequence[IndexLike] | None = None) -> View:
         """The view's elements in a buffer of their own (contiguous unless ``strides`` says otherwise)."""
         v = loop_vars("i", view.sizes)
         out = self.add_buffer(view.sizes, view.dtype, strides)
@@ -230,14 +277,15 @@ class Builder:
         """The view as a strided tensor; ``None`` where its elements do not lie at regular distances."""
         b = self.buffers[view.buffer]
         flat = ix.linearize(view.indices, b.strides, b.offset if b.alias_of else 0)
-        strides: list[int] = []
+        strides: list[IndexLike] = []
         for v in view.vars:
             c = ix.coefficient(flat, v)
             if c is None:
                 return None
-            strides.append(c)
+            strides.append(sz.plain(c))
         rest = flat - ix.linearize(view.vars, strides)
-        if not rest.is_const or any(s < 0 for s in strides):
+        known = rest.is_const or not (rest.free_vars or list(ix.indirect_atoms(rest)))
+        if not known or not all(_forward(s, b.strides) for s in strides):
             return None
         if view.numel == 0:
             rest = ix.const(0)
@@ -247,10 +295,10 @@ class Builder:
             st if sz != 1 else _stride_of_one(view.sizes, strides, k, steps) for k, (sz, st) in
             enumerate(zip(view.sizes, strides, strict=True))
         ]  # fmt: skip
-        return ViewRef(view.buffer, view.sizes, tuple(strides), rest.value, view.dtype)
+        return ViewRef(view.buffer, view.sizes, tuple(strides), sz.plain(rest), view.dtype)
 
     def extern(
-        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[torch.Tensor | None]
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[Tensor | None]
     ) -> list[View | None]:
         """Call ``target`` through PyTorch. ``outs`` are fake tensors of the results, ``None`` for those
         unused."""
@@ -303,12 +351,26 @@ class Builder:
             tuple(self.inputs),
             tuple(outputs),
             dict(self.constants),
+            dict(self.symbols),
         )
 
 
-def _stride_of_one(sizes: Sequence[int], strides: Sequence[int], k: int, steps: Sequence[int]) -> int:
+def _forward(stride: IndexLike, known: Sequence[IndexLike]) -> bool:
+    """Whether a stride is certainly not negative: in itself, or as a multiple of a stride of the buffer."""
+    if sz.at_least(stride, 0):
+        return True
+    return isinstance(stride, Index) and any(
+        isinstance(s, Index)
+        and (s is stride or (sz.plain(ix.mod(stride, s)) == 0 and sz.at_least(ix.floordiv(stride, s), 0)))
+        for s in known
+    )
+
+
+def _stride_of_one(
+    sizes: Sequence[IndexLike], strides: Sequence[IndexLike], k: int, steps: Sequence[IndexLike]
+) -> IndexLike:
     """A stride for a dimension of size 1: what the dimension inside it spans."""
     for j in range(k + 1, len(sizes)):
         if sizes[j] != 1:
-            return max(strides[j] * sizes[j], 1)
+            return sz.plain(ix.maximum(strides[j] * sizes[j], 1))
     return steps[k]

@@ -17,13 +17,13 @@ from hotloop.compat import functional_overloads
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 
-from .builder import Builder, Rule, View, loop_vars
+from .builder import Builder, Rule, Tensor, View, loop_vars, number_value
 from .pointwise import DTYPES, compute_dtype, element, fits, store
 
 __all__ = ["RULES"]
 
 
-def _cpu(val: torch.Tensor) -> bool:
+def _cpu(val: Tensor) -> bool:
     return val.dtype in DTYPES and val.device.type == "cpu" and val.layout is torch.strided
 
 
@@ -35,6 +35,8 @@ def _filled(b: Builder, node: torch.fx.Node, value: Any) -> Any:
         if value.dtype not in DTYPES:
             return NotImplemented
         return store(b, val, ex.cast(element(value, loop_vars("i", val.shape)), val.dtype))
+    if isinstance(value, (ix.Index, ex.Expr)):
+        return store(b, val, ex.cast(number_value(value), val.dtype))
     if not isinstance(value, (bool, int, float)) or not fits(value, val.dtype):
         return NotImplemented
     return store(b, val, ex.const(value, val.dtype))
@@ -68,7 +70,7 @@ def _arithmetic_sequence(b: Builder, node: torch.fx.Node, start: Any, step: Any)
     if not _cpu(val) or val.dtype is torch.bool:
         return NotImplemented
     (i,) = loop_vars("i", val.shape)
-    if isinstance(start, int) and isinstance(step, int):
+    if isinstance(start, (int, ix.Index)) and isinstance(step, (int, ix.Index)):
         return store(b, val, ex.cast(ex.index_value(start + i * step), val.dtype))
     if not val.dtype.is_floating_point:
         return NotImplemented  # fractions of integers: eager truncates start and step in its own way

@@ -19,15 +19,18 @@ import torch
 
 from hotloop.compat import operator_arguments, storage_key
 from hotloop.errors import CompileError
-from hotloop.ir.index import IndexLike
+from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Extern, ViewRef
 
-from .builder import Builder, View
+from .builder import Builder, Tensor, View
+from .symbols import is_tensor
 
-__all__ = ["call", "strided_like"]
+__all__ = ["argument", "call", "strided_like"]
 
 
-def strided_like(b: Builder, x: View, like: torch.Tensor) -> ViewRef:
+def strided_like(b: Builder, x: View, like: Tensor) -> ViewRef:
     """``x`` as a tensor with the strides of ``like``, copied only where it has others."""
     ref = b.try_strided(x)
     if ref is None or not _same_strides(ref.sizes, ref.strides, like):
@@ -38,20 +41,15 @@ def strided_like(b: Builder, x: View, like: torch.Tensor) -> ViewRef:
     return replace(ref, strides=tuple(theirs if n == 1 else ours for n, ours, theirs in steps))
 
 
-def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: torch.Tensor) -> bool:
+def _same_strides(sizes: Sequence[Any], strides: Sequence[Any], like: Tensor) -> bool:
     if like.numel() == 0:
         return True
     return all(n == 1 or s == t for n, s, t in zip(sizes, strides, like.stride(), strict=True))
 
 
-def _reach(sizes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> int:
+def _reach(sizes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> IndexLike:
     """Elements from the first to the last one."""
-    steps = [(_static(n) - 1) * _static(s) for n, s in zip(sizes, strides, strict=True)]
-    return 0 if 0 in sizes else sum(steps) + 1
-
-
-def _static(size: IndexLike) -> int:
-    return size if isinstance(size, int) else size.value
+    return 0 if 0 in sizes else sz.total([1, *((n - 1) * s for n, s in zip(sizes, strides, strict=True))])
 
 
 def _announced(node: torch.fx.Node, layouts: bool = False) -> Any:
@@ -59,15 +57,15 @@ def _announced(node: torch.fx.Node, layouts: bool = False) -> Any:
     return node.meta.get("val") if layouts else node.meta.get("eager_val", node.meta.get("val"))
 
 
-def _argument(b: Builder, x: Any, fx: Any, layouts: bool) -> Any:
+def argument(b: Builder, x: Any, fx: Any, layouts: bool = False) -> Any:
     """An argument for the call: ``x`` is lowered, ``fx`` is the same argument in the FX graph."""
     if isinstance(x, View):
         like = _announced(fx, layouts) if isinstance(fx, torch.fx.Node) else None
-        if isinstance(like, torch.Tensor) and tuple(like.shape) == x.sizes and like.layout is torch.strided:
+        if is_tensor(like) and tuple(like.shape) == x.sizes and like.layout is torch.strided:
             return strided_like(b, x, like)
         return b.strided(x)
     if isinstance(x, (tuple, list)):
-        return tuple(_argument(b, i, j, layouts) for i, j in zip(x, fx, strict=True))
+        return tuple(argument(b, i, j, layouts) for i, j in zip(x, fx, strict=True))
     return x
 
 
@@ -75,17 +73,17 @@ def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[s
     """Lower a node to a call through PyTorch. Results have the structure of the node's own."""
     layouts = node.target is torch.ops.aten.convolution.default
     val = _announced(node, layouts)
-    if isinstance(val, torch.Tensor):
+    if is_tensor(val):
         view = _reinterpreted(b, node, args, val)
         if view is not None:
             return view
-    new_args = tuple(_argument(b, a, f, layouts) for a, f in zip(args, node.args, strict=True))
-    new_kwargs = {k: _argument(b, a, node.kwargs[k], layouts) for k, a in kwargs.items()}
-    results = [val] if isinstance(val, torch.Tensor) else list(val) if isinstance(val, (tuple, list)) else []
-    views = [_result(b, node, i, r, isinstance(val, torch.Tensor)) for i, r in enumerate(results)]
+    new_args = tuple(argument(b, a, f, layouts) for a, f in zip(args, node.args, strict=True))
+    new_kwargs = {k: argument(b, a, node.kwargs[k], layouts) for k, a in kwargs.items()}
+    results = [val] if is_tensor(val) else list(val) if isinstance(val, (tuple, list)) else []
+    views = [_result(b, node, i, r, is_tensor(val)) for i, r in enumerate(results)]
     names = tuple(v.buffer if isinstance(v, View) else None for v in _flat(views))
     b.ops.append(Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin))
-    if isinstance(val, torch.Tensor):
+    if is_tensor(val):
         return views[0]
     return tuple(views) if isinstance(val, (tuple, list)) else None
 
@@ -99,7 +97,7 @@ def _result(b: Builder, node: torch.fx.Node, i: int, result: Any, single: bool) 
     """A buffer for a result, ``None`` for one that is no tensor or that nobody reads, a tuple for several."""
     if isinstance(result, (tuple, list)):
         return tuple(_result(b, node, i, r, True) for r in result)
-    if not isinstance(result, torch.Tensor):
+    if not is_tensor(result):
         return None
     if not single and not any(len(u.args) < 2 or u.args[1] == i for u in node.users):
         return None
@@ -112,7 +110,7 @@ def _mutated(node: torch.fx.Node, args: Sequence[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(a.buffer for a in written if isinstance(a, ViewRef)))
 
 
-def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: torch.Tensor) -> View | None:
+def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: Tensor) -> View | None:
     """The result of an operator that gives a view of its first argument, as a buffer over the same memory."""
     parameters = operator_arguments(node.target)
     if (
@@ -133,19 +131,28 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: to
         return None
     ref = strided_like(b, args[0], source)
     own, other = val.dtype.itemsize, source.dtype.itemsize
-    start = (int(val.storage_offset()) * own - int(source.storage_offset()) * other) + _static(
-        ref.offset
-    ) * other
+    start: IndexLike = val.storage_offset() * own - source.storage_offset() * other + ref.offset * other
     root = b.buffers[ref.buffer]
     if root.alias_of is not None:
-        start += _static(root.offset) * root.dtype.itemsize
-    if start % own:
+        start = start + root.offset * root.dtype.itemsize
+    if sz.plain(ix.mod(start, own)) != 0:
         return None
     base = root.alias_of or ref.buffer
     memory = b.buffers[base]
     end = start + _reach(val.shape, val.stride()) * own
-    if start < 0 or end > _reach(memory.sizes, memory.strides) * memory.dtype.itemsize:
+    left = sz.plain(_reach(memory.sizes, memory.strides) * memory.dtype.itemsize - end)
+    if isinstance(left, Index) or isinstance(start, Index):
+        # What the guards do not decide holds: eager has such a view.
+        outside = any(e.hi is not None and e.hi < 0 for e in map(ix.as_index, (start, left)))
+    else:
+        outside = start < 0 or left < 0
+    if outside:
         raise CompileError("a view reaches memory that belongs to another tensor", stage="lower", node=node)
     return b.add_buffer(
-        tuple(val.shape), val.dtype, tuple(val.stride()), alias_of=base, offset=start // own, kind="temp"
+        tuple(val.shape),
+        val.dtype,
+        tuple(val.stride()),
+        alias_of=base,
+        offset=sz.plain(ix.floordiv(start, own)),
+        kind="temp",
     )

@@ -33,12 +33,14 @@ Vars = tuple[Index, ...]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _position(index: View, point: Sequence[IndexLike], size: int, wrap: bool, checked: bool = True) -> Index:
+def _position(
+    index: View, point: Sequence[IndexLike], size: IndexLike, wrap: bool, checked: bool = True
+) -> Index:
     """The element of an index tensor as an index below ``size``; ``wrap``: negative from the end."""
     at = ex.cast(index.at(point), torch.int64)
     if wrap:
         negative = ex.call("lt", at, ex.const(0, torch.int64))
-        at = ex.where(negative, ex.call("add", at, ex.const(size, torch.int64)), at)
+        at = ex.where(negative, ex.call("add", at, ex.index_value(size)), at)
     return ix.indirect(at, size, checked)
 
 
@@ -98,6 +100,16 @@ def _take(b: Builder, node: Node, x: View, index: View) -> Any:
     return moved(b, result(node), lambda v: flat.at((_position(index, v, x.numel, wrap=True),)))
 
 
+def _broadcast(shapes: Sequence[Sequence[IndexLike]]) -> tuple[IndexLike, ...]:
+    """The common shape. What is not known to be 1 is as large as the others: eager has seen to it."""
+    out: list[IndexLike] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for k, n in enumerate(reversed(shape)):
+            if n != 1 and (out[-1 - k] == 1 or isinstance(n, int)):
+                out[-1 - k] = n
+    return tuple(out)
+
+
 class _Advanced:
     """How the coordinates of ``x[indices]`` come about, with ``None`` for a dimension taken whole.
 
@@ -110,8 +122,7 @@ class _Advanced:
         self.indices = (*indices, *(None,) * (x.ndim - len(indices)))
         self.used = [d for d, i in enumerate(self.indices) if i is not None]
         tensors = [i for i in self.indices if i is not None]
-        shape = torch.broadcast_shapes(*(t.sizes for t in tensors))  # type: ignore[no-untyped-call]
-        self.shape = tuple(shape)
+        self.shape = _broadcast([t.sizes for t in tensors])
         self.broadcast = [t.expand(self.shape) for t in tensors]
         adjacent = self.used == list(range(self.used[0], self.used[0] + len(self.used)))
         self.lead = self.used[0] if adjacent else 0

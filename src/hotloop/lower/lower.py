@@ -1,8 +1,8 @@
 """The walk: from an FX graph of ATen operators to a loop program.
 
-What comes in: a graph module from ``graph/``, its sizes all plain integers, every node with a fake tensor in
-``meta["val"]``. What goes out: one frozen ``LoopProgram``. What holds in between: nodes are visited once, in
-order, each by the rule for its operator or, where there is none or it declines, by a call through PyTorch;
+What comes in: a graph module from ``graph/``, every node with a fake tensor in ``meta["val"]``, whose sizes
+are ints or SymInts. What goes out: one frozen ``LoopProgram``. What holds in between: nodes are visited once,
+in order, each by the rule for its operator or, where there is none or it declines, by a call through PyTorch;
 nothing is fused, and an operator that is only a view adds no operation.
 
 The next file is ``../schedule/layout.py``.
@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 
-from hotloop.compat import OpOverload, storage_key
+from hotloop.compat import OpOverload, new_symbols, storage_key
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
-from hotloop.ir.loops import LoopProgram, Pointwise, ViewRef
+from hotloop.ir.expr import Expr
+from hotloop.ir.index import Index
+from hotloop.ir.loops import Extern, LoopProgram, Pointwise, ViewRef
 
 from . import creation, extern, indexing, pointwise, pooling, random, reductions, views
-from .builder import Builder, Rule, View, loop_vars
+from .builder import Builder, Rule, Tensor, View, loop_vars
+from .symbols import InexpressibleError, Opaque, Symbols, is_tensor
 
 __all__ = ["RULES", "lower"]
 
@@ -41,12 +44,14 @@ RULES: Mapping[Any, Rule] = {
 }
 
 
-def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph") -> LoopProgram:
+def lower(
+    gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph", symbolic: bool = False
+) -> LoopProgram:
     """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be
-    lowered.
+    lowered, ``InexpressibleError`` where its sizes are symbolic and cannot be said.
     """
-    walk = _Walk(gm, name, config)
-    for node in gm.graph.nodes:
+    walk = _Walk(Symbols().graph(gm) if symbolic else gm, name, config, log, symbolic)
+    for node in walk.gm.graph.nodes:
         walk.visit(node)
     return walk.finish()
 
@@ -54,9 +59,11 @@ def lower(gm: torch.fx.GraphModule, config: Config, log: Log, name: str = "graph
 class _Walk:
     """One lowering under way: what each FX node has become."""
 
-    def __init__(self, gm: torch.fx.GraphModule, name: str, config: Config) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, name: str, config: Config, log: Log, symbolic: bool) -> None:
         self.gm = gm
         self.fallback_random = config.fallback_random
+        self.log = log
+        self.symbolic = symbolic
         self.builder = Builder(name)
         self.values: dict[torch.fx.Node, Any] = {}
         self.outputs: list[Any] = []
@@ -66,7 +73,7 @@ class _Walk:
         self.builder.enter(node)
         try:
             self.values[node] = getattr(self, "_" + node.op)(node)
-        except HotloopError:
+        except (HotloopError, InexpressibleError):
             raise
         except Exception as error:
             message = describe_exception(error)
@@ -80,12 +87,13 @@ class _Walk:
 
     def _placeholder(self, node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
-        if not isinstance(val, torch.Tensor):
-            # A number: its position matters to the caller, its value is baked.
-            self.builder.inputs.append(None)
+        if not is_tensor(val):
+            # A number: its position matters to the caller; its value is a symbol's, or is baked.
+            self.builder.number(val if isinstance(val, Index) else None)
             return None if val is None else _number(val)
         view = self._tensor(val, "input", f"in{len(self.builder.inputs)}")
         self.builder.inputs.append(view.buffer)
+        self.builder.measure(view.buffer)
         return view
 
     def _get_attr(self, node: torch.fx.Node) -> Any:
@@ -98,7 +106,7 @@ class _Walk:
         self.builder.constants[view.buffer] = value
         return view
 
-    def _tensor(self, val: torch.Tensor, kind: str, name: str) -> View:
+    def _tensor(self, val: Tensor, kind: str, name: str) -> View:
         device = str(val.device)
         return self.builder.add_buffer(
             tuple(val.shape), val.dtype, tuple(val.stride()), kind, name, device=device
@@ -106,6 +114,10 @@ class _Walk:
 
     def _call_function(self, node: torch.fx.Node) -> Any:
         target = node.target
+        val = node.meta.get("val")
+        introduced = new_symbols(node)
+        if isinstance(val, (Index, Expr)) and not introduced:
+            return val  # arithmetic on sizes
         args = tuple(self._lowered(a) for a in node.args)
         kwargs = {k: self._lowered(a) for k, a in node.kwargs.items()}
         if target is operator.getitem:
@@ -114,16 +126,53 @@ class _Walk:
             return self._mutate(node, args[0], args[1])
         if not isinstance(target, OpOverload) and not _has_view((args, kwargs)) and callable(target):
             return target(*args, **kwargs)  # arithmetic on sizes
+        if introduced:
+            return self._data_dependent(node, args, kwargs)
+        if isinstance(val, Opaque):
+            return self._element(node, args)
         rule = RULES.get(target)
         if target in indexing.RULES and isinstance(args[0], View) and not args[0].numel:
             rule = None  # every position is out of range there: PyTorch raises what eager raises
         if self.fallback_random and target in random.RULES:
             rule = None
         if rule is not None:
-            result = rule(self.builder, node, *args, **kwargs)
+            result = self._apply(rule, node, args, kwargs)
             if result is not NotImplemented:
                 return result
         return extern.call(self.builder, node, args, kwargs)
+
+    def _apply(self, rule: Rule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return rule(self.builder, node, *args, **kwargs)
+        except (TypeError, InexpressibleError) as error:
+            if not self.symbolic:
+                raise
+            # The rule wants a number where there is an expression of symbols.
+            text = f"{node.target} is left to PyTorch for sizes that vary: {error}"
+            self.log.artifact("perf_hints", lambda: text)
+            return NotImplemented
+
+    def _data_dependent(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        """A call that gives sizes which only the data tell: ``nonzero``, ``item``."""
+        b, val = self.builder, node.meta["val"]
+        if isinstance(val, (Index, Expr)):
+            if not isinstance(val, Index) or val.kind != "sym":
+                raise InexpressibleError(f"{node.target} gives {val!r}")
+            own = tuple(extern.argument(b, a, f) for a, f in zip(args, node.args, strict=True))
+            b.ops.append(Extern((None,), node.target, own, {}, (), b._origin, binds=((val, 0, None),)))
+            return val
+        out = extern.call(b, node, args, kwargs)
+        made = b.ops[-1]
+        assert isinstance(made, Extern)
+        b.ops[-1] = replace(made, binds=tuple(Symbols.introduced(node)))
+        return out
+
+    def _element(self, node: torch.fx.Node, args: Any) -> Any:
+        """A float that is an element of a tensor: read where it is used."""
+        if node.target is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], View):
+            x = args[0].reshape(())
+            return ex.cast(x.at(()), torch.float64)
+        raise InexpressibleError(f"{node.target}: {node.meta['val'].reason}")
 
     def _output(self, node: torch.fx.Node) -> None:
         returned: dict[str, set[int]] = {}
@@ -194,12 +243,12 @@ class _Walk:
         for node, value in self.values.items():
             if node.op in ("placeholder", "get_attr") and isinstance(value, View):
                 val = node.meta.get("val")
-                if not isinstance(val, torch.Tensor):
+                if val is None or not is_tensor(val):
                     val = self.builder.constants[value.buffer]
                 found[value.buffer] = storage_key(val)
         return found
 
-    def _handed_out(self, ref: ViewRef, val: torch.Tensor) -> ViewRef:
+    def _handed_out(self, ref: ViewRef, val: Tensor) -> ViewRef:
         b = self.builder
         root = b.buffers[ref.buffer].alias_of or ref.buffer
         if b.buffers[root].kind == "temp":
@@ -207,10 +256,10 @@ class _Walk:
         # Dimensions of size 1 have eager's strides too. Where a copy was made of a tensor with gaps, the rest
         # differ.
         strides = tuple(
-            int(theirs) if n == 1 else ours
+            theirs if n == 1 else ours
             for n, ours, theirs in zip(ref.sizes, ref.strides, val.stride(), strict=True)
         )
-        return replace(ref, strides=strides) if val.numel() else ref
+        return ref if val.numel() == 0 else replace(ref, strides=strides)
 
 
 def _number(x: Any) -> Any:

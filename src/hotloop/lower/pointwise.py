@@ -26,7 +26,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 
 from . import formulas as fm
-from .builder import Builder, Rule, View, loop_vars
+from .builder import Builder, Rule, Tensor, View, loop_vars, number_type, number_value
 from .formulas import op
 
 __all__ = ["DTYPES", "RULES", "compute_dtype", "element", "fits", "operand", "result_type", "scalar", "store"]
@@ -63,11 +63,14 @@ def element(x: View, v: tuple[Index, ...]) -> Expr:
     return x.at([v[lead + k] if s != 1 else ix.const(0) for k, s in enumerate(x.sizes)])
 
 
-def scalar(value: bool | int | float, promoted: torch.dtype, exact: bool = False) -> Expr:
+def scalar(value: bool | int | float | Index | Expr, promoted: torch.dtype, exact: bool = False) -> Expr:
     """A Python number as an operand. ``exact``: the kernel takes it in the compute dtype, without rounding
     first.
     """
     compute = compute_dtype(promoted)
+    if isinstance(value, (Index, Expr)):
+        e = number_value(value)
+        return ex.cast(e if exact else ex.cast(e, promoted), compute)
     if exact or promoted is compute:
         return ex.const(value, compute)
     return ex.const(ex.const(value, promoted).value, compute)
@@ -97,7 +100,7 @@ def _promote(kinds: tuple[Any, ...], default: torch.dtype) -> torch.dtype:
 
 def result_type(operands: Iterable[Any]) -> torch.dtype:
     """The dtype that eager compares operands in."""
-    kinds = tuple((a.dtype, not a.sizes) if isinstance(a, View) else type(a) for a in operands)
+    kinds = tuple((a.dtype, not a.sizes) if isinstance(a, View) else number_type(a) for a in operands)
     return _promote(kinds, torch.get_default_dtype())
 
 
@@ -178,10 +181,10 @@ def _is_bool(x: Any) -> bool:
 
 
 def _usual(x: Any) -> bool:
-    return x.dtype in DTYPES if isinstance(x, View) else isinstance(x, (bool, int, float))
+    return x.dtype in DTYPES if isinstance(x, View) else isinstance(x, (bool, int, float, Index, Expr))
 
 
-def store(b: Builder, val: torch.Tensor, body: Expr) -> View:
+def store(b: Builder, val: Tensor, body: Expr) -> View:
     """A buffer like ``val`` that holds ``body``, an expression of ``loop_vars("i", val.shape)``."""
     return b.pointwise(tuple(val.shape), val.dtype, lambda _: body, like=val)
 

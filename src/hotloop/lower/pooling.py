@@ -20,10 +20,11 @@ import torch
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
-from .builder import Builder, Rule, View
+from .builder import Builder, Rule, Tensor, View
 from .reductions import SUPPORTED, compute_dtype, compute_value, result, uses
 from .views import between, moved
 
@@ -83,7 +84,7 @@ def _average(b: Builder, node: Node, x: View, n: int, spans: Spans, divisor: int
     dtype = compute_dtype(x.dtype)
     zero = ex.const(0.0, dtype)
     planes = x.sizes[x.ndim - n :]
-    probe = [spans(k, ix.var(f"i{x.ndim - n + k}", int(s))) for k, s in enumerate(like.shape[x.ndim - n :])]
+    probe = [spans(k, ix.var(f"i{x.ndim - n + k}", s)) for k, s in enumerate(like.shape[x.ndim - n :])]
     taps = [s.taps for s in probe]
 
     def tap(v: Vars, offsets: Sequence[IndexLike]) -> Expr:
@@ -154,7 +155,7 @@ def _adaptive_avg_pool(n: int) -> Rule:
     def rule(b: Builder, node: Node, x: View, output_size: Ints) -> Any:
         if not _floats(x) or 0 in x.sizes or 0 in tuple(output_size):
             return NotImplemented
-        planes = x.sizes[x.ndim - n :]
+        planes = [sz.static(s) for s in x.sizes[x.ndim - n :]]
 
         def spans(k: int, o: Index) -> _Span:
             size, out = planes[k], int(output_size[k])
@@ -186,7 +187,7 @@ class _Window:
         return len(self.kernel)
 
     @property
-    def planes(self) -> tuple[int, ...]:
+    def planes(self) -> tuple[IndexLike, ...]:
         return self.x.sizes[self.x.ndim - self.n :]
 
     @property
@@ -206,7 +207,7 @@ class _Window:
         return inside, value, ex.index_value(self.flat(at))
 
     def flat(self, at: Sequence[IndexLike]) -> Index:
-        strides = [math.prod(self.planes[k + 1 :]) for k in range(self.n)]
+        strides = [sz.product(self.planes[k + 1 :]) for k in range(self.n)]
         return ix.linearize(at, strides)
 
     def first(self, v: Vars) -> Expr:
@@ -289,16 +290,15 @@ def _single(value: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(value, dtype=dtype).item())
 
 
-def _resizes(
-    x: View, like: torch.Tensor, scales: Sequence[float | None], dtype: torch.dtype
-) -> list[_Resize]:
+def _resizes(x: View, like: Tensor, scales: Sequence[float | None], dtype: torch.dtype) -> list[_Resize]:
     n = len(scales)
     out: list[_Resize] = []
-    for size, to, s in zip(x.sizes[x.ndim - n :], like.shape[x.ndim - n :], scales, strict=True):
-        ratio = size / int(to)
+    for given, to, s in zip(x.sizes[x.ndim - n :], like.shape[x.ndim - n :], scales, strict=True):
+        size = sz.static(given)
+        ratio = size / sz.static(to)
         scale = ratio if s is None or s <= 0 else 1.0 / s
         exact = _single(scale, dtype) == _single(ratio, dtype)
-        out.append(_Resize(size, int(to), _single(scale, dtype), exact))
+        out.append(_Resize(size, sz.static(to), _single(scale, dtype), exact))
     return out
 
 

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from hotloop.ir import expr as ex
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
-from .builder import Builder, Rule, View
+from .builder import Builder, Rule, Tensor, View
+from .symbols import is_tensor
 
 __all__ = ["RULES", "SUPPORTED", "compute_dtype", "compute_value", "result", "uses"]
 
@@ -48,11 +50,11 @@ def compute_value(x: Expr) -> Expr:
     return ex.cast(x, compute_dtype(x.dtype))
 
 
-def result(node: torch.fx.Node, k: int | None = None) -> torch.Tensor:
+def result(node: torch.fx.Node, k: int | None = None) -> Tensor:
     """The fake tensor of the node's result, or of its ``k``-th result."""
     value = node.meta["val"]
     out = value if k is None else value[k]
-    assert isinstance(out, torch.Tensor)
+    assert is_tensor(out)
     return out
 
 
@@ -81,8 +83,8 @@ class _Split:
         self.sizes = tuple(s for d, s in enumerate(kept) if keepdim or d not in self.dims)
 
     @property
-    def count(self) -> int:
-        return math.prod(self.reduced)
+    def count(self) -> IndexLike:
+        return sz.product(self.reduced)
 
     def point(self, v: Sequence[IndexLike], r: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
         """The coordinates in the view of element ``r`` of the reduction at output point ``v``."""
@@ -105,7 +107,7 @@ def _reduce(
     kind: str,
     dtype: torch.dtype,
     f: Element,
-    like: torch.Tensor | None = None,
+    like: Tensor | None = None,
 ) -> View:
     """Reduce ``f(element, point)`` into a buffer of ``dtype``."""
 
@@ -116,13 +118,18 @@ def _reduce(
     return b.reduce(s.sizes, s.reduced, kind, dtype, body, like)
 
 
-def _finish(b: Builder, x: View, f: Callable[[Expr], Expr], like: torch.Tensor) -> View:
+def _finish(b: Builder, x: View, f: Callable[[Expr], Expr], like: Tensor) -> View:
     """One pointwise step on the value of a reduction."""
     return b.pointwise(x.sizes, like.dtype, lambda v: f(x.at(v)), like)
 
 
-def _number(value: float, like: Expr) -> Expr:
-    return ex.const(value, like.dtype)
+def _number(value: float | Index, like: Expr) -> Expr:
+    return _size_value(value, like.dtype)
+
+
+def _size_value(n: float | Index, dtype: torch.dtype) -> Expr:
+    """A count as a value: a constant where it is known."""
+    return ex.cast(ex.index_value(n), dtype) if isinstance(n, Index) else ex.const(n, dtype)
 
 
 # --- sums ---------------------------------------------------------------------------------------------------
@@ -224,7 +231,7 @@ def _ordered(e: Expr) -> Expr:
 
 def _empty(s: _Split) -> bool:
     """An extreme of nothing has no value: eager raises, and so will the call through PyTorch."""
-    return s.count == 0 and math.prod(s.sizes) > 0
+    return s.count == 0 and sz.product(s.sizes) != 0
 
 
 def _of_extremes(x: View, dim: int | Sequence[int] | None, keepdim: bool) -> _Split | None:
@@ -233,7 +240,7 @@ def _of_extremes(x: View, dim: int | Sequence[int] | None, keepdim: bool) -> _Sp
     return None if x.dtype not in SUPPORTED or _empty(s) else s
 
 
-def _extreme(b: Builder, x: View, s: _Split, kind: str, like: torch.Tensor) -> View:
+def _extreme(b: Builder, x: View, s: _Split, kind: str, like: Tensor) -> View:
     if x.dtype is torch.bool:
         return _reduce(b, x, s, "any" if kind == "max" else "all", torch.bool, lambda e, _: e, like)
     return _reduce(b, x, s, kind, x.dtype, lambda e, _: compute_value(e), like)
@@ -253,7 +260,7 @@ def _amax(kind: str) -> Rule:
     return rule
 
 
-def _position(b: Builder, x: View, s: _Split, kind: str, like: torch.Tensor) -> View:
+def _position(b: Builder, x: View, s: _Split, kind: str, like: Tensor) -> View:
     return _reduce(b, x, s, kind, torch.int64, lambda e, _: _ordered(e), like)
 
 
@@ -323,13 +330,13 @@ def _truth(kind: str) -> Rule:
 
 
 def _moments(
-    b: Builder, x: View, s: _Split, correction: float, like: torch.Tensor
+    b: Builder, x: View, s: _Split, correction: float, like: Tensor
 ) -> tuple[Callable[[Expr], Expr], View, View]:
     """(sum of squares -> variance, sum of squared differences, mean): two passes, in the compute dtype."""
     dtype = compute_dtype(x.dtype)
     total = _reduce(b, x, s, "sum", dtype, lambda e, _: compute_value(e), like)
     mean = b.pointwise(
-        s.sizes, dtype, lambda v: ex.call("div", total.at(v), ex.const(float(s.count), dtype)), like
+        s.sizes, dtype, lambda v: ex.call("div", total.at(v), _size_value(s.count, dtype)), like
     )
 
     def squared(v: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
@@ -337,8 +344,14 @@ def _moments(
         return ex.call("mul", d, d)
 
     squares = b.reduce(s.sizes, s.reduced, "sum", dtype, squared, like)
-    divisor = max(s.count - correction, 0.0)
-    return (lambda m: ex.call("div", m, _number(divisor, m))), squares, mean
+    return (lambda m: ex.call("div", m, _divisor(s.count, correction, m.dtype))), squares, mean
+
+
+def _divisor(count: IndexLike, correction: float, dtype: torch.dtype) -> Expr:
+    if isinstance(count, int):
+        return ex.const(max(count - correction, 0.0), dtype)
+    whole = ex.call("sub", _size_value(count, dtype), ex.const(correction, dtype))
+    return ex.call("maximum", whole, ex.const(0.0, dtype))
 
 
 def _deviation(root: bool, with_mean: bool) -> Rule:

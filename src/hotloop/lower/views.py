@@ -11,7 +11,6 @@ The next file is ``indexing.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,13 +18,15 @@ import torch
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Extern
 
-from .builder import Builder, Rule, View
+from .builder import Builder, Rule, Tensor, View
 from .pointwise import fits
 from .reductions import SUPPORTED, result
+from .symbols import InexpressibleError
 
 __all__ = ["RULES", "between", "moved", "with_dim"]
 
@@ -47,7 +48,7 @@ def between(i: IndexLike, lo: IndexLike, hi: IndexLike) -> Expr:
     )
 
 
-def moved(b: Builder, like: torch.Tensor, f: Callable[[Vars], Expr]) -> View:
+def moved(b: Builder, like: Tensor, f: Callable[[Vars], Expr]) -> View:
     """A new tensor shaped like the fake one, whose elements ``f`` picks."""
     if like.numel() == 0:  # no element to pick, and perhaps none to pick from
         return b.pointwise(tuple(like.shape), like.dtype, lambda v: ex.const(0, like.dtype), like)
@@ -86,16 +87,24 @@ def _t(b: Builder, node: Node, x: View) -> View:
     return x if x.ndim < 2 else _transpose(b, node, x, 0, 1)
 
 
-def _slice_view(x: View, dim: int, start: int, step: int, size: int) -> View:
+def _slice_view(x: View, dim: int, start: IndexLike, step: int, size: IndexLike) -> View:
     sizes = [size if d == dim else s for d, s in enumerate(x.sizes)]
     return x.remap(sizes, lambda v: with_dim(v, dim, v[dim] * step + start))
 
 
-def _slice_start(n: int, start: int | None) -> int:
+def _slice_start(n: IndexLike, start: IndexLike | None) -> IndexLike:
     """Where a slice of ``n`` elements starts: negative counts from the end; never outside the dimension."""
     if start is None:
         return 0
-    return min(max(start + n if start < 0 else start, 0), n)
+    if isinstance(start, Index) and not sz.at_least(start, 0):
+        if start.hi is None or start.hi >= 0:
+            raise InexpressibleError(f"whether a slice starts at {start} or from the end is not known")
+        start = start + n
+    elif isinstance(start, int) and start < 0:
+        start = start + n
+    if isinstance(start, int) and isinstance(n, int):
+        return min(max(start, 0), n)
+    return sz.plain(ix.minimum(ix.maximum(start, 0), n))
 
 
 def _slice(
@@ -108,12 +117,12 @@ def _slice(
     step: int = 1,
 ) -> View:
     dim %= x.ndim
-    return _slice_view(x, dim, _slice_start(x.sizes[dim], start), step, int(result(node).shape[dim]))
+    return _slice_view(x, dim, _slice_start(x.sizes[dim], start), step, result(node).shape[dim])
 
 
-def _select_view(x: View, dim: int, at: int) -> View:
+def _select_view(x: View, dim: int, at: IndexLike) -> View:
     return x.remap(
-        [s for d, s in enumerate(x.sizes) if d != dim], lambda v: (*v[:dim], ix.const(at), *v[dim:])
+        [s for d, s in enumerate(x.sizes) if d != dim], lambda v: (*v[:dim], ix.as_index(at), *v[dim:])
     )
 
 
@@ -126,17 +135,17 @@ def _pieces(b: Builder, node: Node, x: View, sizes: Any, dim: int = 0) -> tuple[
     """``split``, ``split_with_sizes``, ``chunk``: the sizes are those of the fake results."""
     dim %= x.ndim
     out: list[View] = []
-    start = 0
+    start: IndexLike = 0
     for piece in node.meta["val"]:
-        size = int(piece.shape[dim])
+        size = piece.shape[dim]
         out.append(_slice_view(x, dim, start, 1, size))
-        start += size
+        start = start + size
     return tuple(out)
 
 
 def _unbind(b: Builder, node: Node, x: View, dim: int = 0) -> tuple[View, ...]:
     dim %= x.ndim
-    return tuple(_select_view(x, dim, k) for k in range(x.sizes[dim]))
+    return tuple(_select_view(x, dim, k) for k in range(len(node.meta["val"])))
 
 
 def _unsqueeze_view(x: View, dim: int) -> View:
@@ -195,15 +204,16 @@ def _as_strided(
     if not isinstance(source, Node):
         return NotImplemented
     fake = source.meta["val"]
-    first = int(fake.storage_offset())
-    base = first if storage_offset is None else int(storage_offset)
-    last = base + sum((int(n) - 1) * int(s) for n, s in zip(size, stride, strict=True))
+    first = fake.storage_offset()
+    base = first if storage_offset is None else storage_offset
+    last = sz.total([base, *((n - 1) * s for n, s in zip(size, stride, strict=True))])
     order = _dense_order(tuple(fake.shape), tuple(fake.stride()))
-    empty = math.prod(size) == 0
+    empty = sz.product(size) == 0
     if storage_offset is not None and b.buffers[x.buffer].kind == "input" and not empty:
         # Where in its storage an input begins may differ from call to call.
         return _from_storage(b, x, (tuple(size), tuple(stride), base))
-    if not empty and (order is None or base < first or last >= first + x.numel):
+    inside = sz.at_least(base - first, 0) and sz.at_least(first + x.numel - 1 - last, 0)
+    if not empty and (order is None or not inside):
         return _from_storage(b, x, (tuple(size), tuple(stride), storage_offset))
     if empty or order is None:
         return x.reshape((x.numel,)).remap(size, lambda v: (ix.const(0),))
@@ -229,15 +239,15 @@ def _from_storage(b: Builder, x: View, args: tuple[Any, ...]) -> Any:
     return out
 
 
-def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+def _dense_order(sizes: Sequence[IndexLike], strides: Sequence[IndexLike]) -> list[int] | None:
     """The dimensions from the outermost inwards, where there are no gaps or overlaps; else ``None``."""
-    order = sorted(range(len(sizes)), key=lambda d: (strides[d], sizes[d]), reverse=True)
+    order = sorted(range(len(sizes)), key=lambda d: (sz.hint(strides[d]), sz.hint(sizes[d])), reverse=True)
     order = [d for d in order if sizes[d] == 1] + [d for d in order if sizes[d] != 1]
-    step = 1
+    step: IndexLike = 1
     for d in reversed(order):
         if sizes[d] != 1 and strides[d] != step:
             return None
-        step *= sizes[d]
+        step = sz.plain(step * sizes[d])
     return order
 
 
@@ -286,13 +296,13 @@ def _roll(b: Builder, node: Node, x: View, shifts: Sequence[int], dims: Sequence
     return moved(b, result(node), element)
 
 
-def _around(i: IndexLike, shift: int, n: int) -> IndexLike:
-    return ix.mod(ix.add(i, -(shift % n)), n) if n else i
+def _around(i: IndexLike, shift: int, n: IndexLike) -> IndexLike:
+    return i if n == 0 else ix.mod(ix.add(i, -(shift % n)), n)
 
 
 def _rolled(flat: View, x: View, v: Vars, shift: int) -> Expr:
     """An element of a tensor rolled as if it were flat."""
-    steps = [math.prod(x.sizes[d + 1 :]) for d in range(x.ndim)]
+    steps = [sz.product(x.sizes[d + 1 :]) for d in range(x.ndim)]
     return flat.at((_around(ix.linearize(v, steps), shift, x.numel),))
 
 
@@ -301,7 +311,9 @@ def _repeat(b: Builder, node: Node, x: View, repeats: Sequence[int]) -> Any:
         return NotImplemented
     lead = len(repeats) - x.ndim
     return moved(
-        b, result(node), lambda v: x.at([ix.mod(v[lead + d], max(n, 1)) for d, n in enumerate(x.sizes)])
+        b,
+        result(node),
+        lambda v: x.at([ix.mod(v[lead + d], ix.maximum(n, 1)) for d, n in enumerate(x.sizes)]),
     )
 
 
@@ -384,7 +396,7 @@ def _triangle(keep: str) -> Rule:
 _MOST_JOINED = 8
 
 
-def _join(b: Builder, like: torch.Tensor, tensors: Sequence[View], dim: int) -> Any:
+def _join(b: Builder, like: Tensor, tensors: Sequence[View], dim: int) -> Any:
     if like.dtype not in SUPPORTED or any(t.dtype not in SUPPORTED for t in tensors):
         return NotImplemented
     if len(tensors) > _MOST_JOINED:
@@ -392,9 +404,9 @@ def _join(b: Builder, like: torch.Tensor, tensors: Sequence[View], dim: int) -> 
 
     def element(v: Vars) -> Expr:
         out = ex.const(0, like.dtype)
-        end = sum(t.sizes[dim] for t in tensors)
+        end = sz.total(t.sizes[dim] for t in tensors)
         for t in reversed(tensors):
-            start = end - t.sizes[dim]
+            start = sz.plain(end - t.sizes[dim])
             value = ex.cast(t.at(with_dim(v, dim, v[dim] - start)), like.dtype)
             # Both bounds: what stands in ``otherwise`` is evaluated everywhere, and needs its own mask.
             out = ex.masked(between(v[dim], start, end), value, out)
@@ -407,7 +419,7 @@ def _join(b: Builder, like: torch.Tensor, tensors: Sequence[View], dim: int) -> 
 def _cat(b: Builder, node: Node, tensors: Sequence[View], dim: int = 0) -> Any:
     like = result(node)
     # Tensors of shape (0,) join anything, whatever their dimension: PyTorch keeps this from its early days.
-    live = [t for t in tensors if t.numel or (t.ndim == like.dim() and t.sizes != (0,))]
+    live = [t for t in tensors if t.numel != 0 or (t.ndim == like.dim() and t.sizes != (0,))]
     return _join(b, like, live, dim % like.dim())
 
 
@@ -420,11 +432,11 @@ def _stack(b: Builder, node: Node, tensors: Sequence[View], dim: int = 0) -> Any
 # --- pads ---------------------------------------------------------------------------------------------------
 
 
-def _pads(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
+def _pads(pad: Sequence[IndexLike], ndim: int) -> list[tuple[IndexLike, IndexLike]]:
     """(before, after) for each dimension; ``pad`` starts from the last."""
-    out = [(0, 0)] * ndim
+    out: list[tuple[IndexLike, IndexLike]] = [(0, 0)] * ndim
     for k in range(len(pad) // 2):
-        out[ndim - 1 - k] = (int(pad[2 * k]), int(pad[2 * k + 1]))
+        out[ndim - 1 - k] = (pad[2 * k], pad[2 * k + 1])
     return out
 
 
@@ -443,7 +455,7 @@ def _constant_pad(b: Builder, node: Node, x: View, pad: Sequence[int], value: fl
     return moved(b, result(node), element)
 
 
-def _reflected(i: Index, before: int, n: int) -> Index:
+def _reflected(i: Index, before: IndexLike, n: IndexLike) -> Index:
     """Where position ``i`` of the padded dimension comes from: mirrored at the first and the last element."""
     from_first = i - before
     from_first = ix.maximum(from_first, -from_first)
@@ -451,11 +463,11 @@ def _reflected(i: Index, before: int, n: int) -> Index:
     return n - 1 - ix.maximum(from_last, -from_last)
 
 
-def _replicated(i: Index, before: int, n: int) -> Index:
+def _replicated(i: Index, before: IndexLike, n: IndexLike) -> Index:
     return ix.minimum(ix.maximum(i - before, 0), n - 1)
 
 
-def _edge_pad(source: Callable[[Index, int, int], Index]) -> Rule:
+def _edge_pad(source: Callable[[Index, IndexLike, IndexLike], Index]) -> Rule:
     def rule(b: Builder, node: Node, x: View, padding: Sequence[int]) -> Any:
         if x.dtype not in SUPPORTED:
             return NotImplemented
@@ -498,8 +510,8 @@ def _slice_scatter(
     dim %= x.ndim
     n = x.sizes[dim]
     first = _slice_start(n, start)
-    last = max(first, n if end is None else _slice_start(n, end))
-    src = src.expand(with_dim(x.sizes, dim, -(-(last - first) // step)))  # type: ignore[arg-type]
+    last = sz.plain(ix.maximum(first, n if end is None else _slice_start(n, end)))
+    src = src.expand(with_dim(x.sizes, dim, -(-(last - first) // step)))
 
     def where(v: Vars) -> Expr:
         on_step = ex.call("eq", ex.index_value((v[dim] - first) % step), ex.const(0, torch.int64))

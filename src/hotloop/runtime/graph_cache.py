@@ -103,7 +103,9 @@ def _target(node: torch.fx.Node) -> str | None:
     if node.op != "call_function":
         return str(node.target)
     if not isinstance(node.target, compat.OpOverload):
-        return f"operator.{node.target.__name__}" if node.target is operator.getitem else None
+        named: Any = node.target
+        known = getattr(named, "__module__", None) == operator.getitem.__module__
+        return f"operator.{named.__name__}" if known else None
     if node.target.namespace in ("aten", "prims"):
         return str(node.target)
     return f"{node.target} {compat.operator_arguments(node.target)}"

@@ -48,6 +48,9 @@ class Runtime:
         self._pool = pool
         self.kept_frames: list[Any] = []
         self.convolutions: list[Convolution] = []
+        self._spare = torch.zeros(8, dtype=torch.int64)
+        #: An address that may be read, for tensors without elements.
+        self.nothing = self._spare.data_ptr()
 
     def kernel(self, name: str) -> Any:
         """The compiled function; its arguments are addresses."""
@@ -67,8 +70,11 @@ class Runtime:
         self.convolutions.append(made)
         return made
 
-    def arena(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised bytes, aligned to a cache line."""
+    def arena(self, nbytes: int, old: torch.Tensor | None = None) -> torch.Tensor:
+        """Uninitialised bytes, aligned to a cache line: those of an old arena where it is large enough, and
+        not much too large."""
+        if old is not None and nbytes <= old.numel() <= max(4 * nbytes, 1 << 20):
+            return old
         with torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -92,6 +98,26 @@ class Runtime:
         def give(frame: Any) -> None:
             if len(kept) < keep:
                 kept.append(frame)
+
+        return take, give
+
+    def sized_frames(
+        self, new: Callable[..., Any]
+    ) -> tuple[Callable[..., Any], Callable[[tuple[Any, Any]], None]]:
+        """``take`` and ``give`` of arenas for sizes that vary: a frame of these sizes, or one made over the
+        memory of another that nobody uses. A frame begins with its arena."""
+        kept = self.kept_frames
+
+        def take(*sizes: int) -> tuple[Any, Any]:
+            try:
+                found, frame = kept.pop()
+            except IndexError:
+                return sizes, new(None, *sizes)
+            return (found, frame) if found == sizes else (sizes, new(frame[0], *sizes))
+
+        def give(item: tuple[Any, Any]) -> None:
+            if self._keep and len(kept) < KEPT_FRAMES and item[1][0].numel() <= self._pool.limit:
+                kept.append(item)
 
         return take, give
 

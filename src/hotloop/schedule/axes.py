@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Buffer, Reduce
 
@@ -61,7 +62,8 @@ def _access_cost(flat: Index, axis: Index, size: int) -> float:
         return GATHER * size
     if c == 0:
         return UNIFORM * size
-    if abs(c) * size >= FAR_BYTES:
+    step = abs(c) if isinstance(c, int) else max(sz.hint(c), 2)
+    if step * size >= FAR_BYTES:
         return FAR * size
     return (CONTIGUOUS if c == 1 else STRIDED) * size
 
@@ -84,7 +86,7 @@ def choose_vector_axis(g: Group, buffers: Mapping[str, Buffer], stored: set[str]
                 store = name == m.op.out
                 share = 1.0 / inner_points if store and isinstance(m.op, Reduce) else weight
                 total += share * _access_cost(flat, axis, buffers[name].dtype.itemsize)
-        extent = int(axis.extent)  # type: ignore[arg-type]
+        extent = max(sz.hint(axis.extent), 1)
         if extent < 8:  # most lanes would be idle
             total *= 8 / extent
         if best is None or (total, rank) < best:

@@ -20,12 +20,13 @@ import torch
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outputs, op_reads
 
 from .dependences import base_of
-from .simplify import numel
+from .simplify import extents
 from .split import Parts, split_variables
 
 __all__ = ["Group", "Member", "fuse"]
@@ -233,7 +234,7 @@ def _position(op: Pointwise | Reduce, gone: dict[Index, int]) -> Index | None:
         return None
     flat = ix.const(0)
     for v in op.reduce_vars:
-        flat = flat * int(v.extent) + (0 if v in gone else v)  # type: ignore[arg-type]
+        flat = flat * v.extent + (0 if v in gone else v)
     return flat
 
 
@@ -276,7 +277,7 @@ def _find_group(
     gain: dict[int, int] = {}
     for name in op_reads(op):
         base = base_of(p.buffers, name)
-        size = p.buffers[base].nbytes
+        size = sz.hint(p.buffers[base].nbytes)
         if base in step_of:
             gain[step_of[base]] = gain.get(step_of[base], 0) + 2 * size
         for s in readers.get(base, ()):
@@ -436,7 +437,7 @@ def _split_by_radix(g: Group, q: _Prepared) -> Group:
                 continue
             size = 1
             for v, c in chain:
-                size = size * int(v.extent) if c == size else -1  # type: ignore[arg-type]
+                size = size * v.extent if c == size and isinstance(v.extent, int) else -1
             if size == theirs.extent:
                 own = tuple(ix.var(f"{theirs.name}_{j}", v.extent) for j, (v, _) in enumerate(chain))
                 parts[theirs] = (ix.linearize(own, [c for _, c in chain]), tuple(reversed(own)))
@@ -463,7 +464,7 @@ def _check_reads(p: LoopProgram, g: Group, new: Member) -> str | None:
         # The same row at another column: legal in a later pass, once the row is complete.
         if not source.inner or isinstance(source.op, Reduce):
             return f"it reads {n.buffer} at another point than the group writes"
-        row = numel([a.extent for a in g.inner]) * p.buffers[n.buffer].dtype.itemsize
+        row = extents(g.inner) * p.buffers[n.buffer].dtype.itemsize
         if row > MAX_ROW_BYTES:
             return "the row is too long to be kept in cache"
     return None

@@ -51,8 +51,12 @@ def _formula(a: Index) -> Index:
     if len(payload.free_vars) != 1 or not isinstance(size, int):
         return a
     (v,) = payload.free_vars
-    n = int(v.extent)
-    if not 1 < n <= MAX_POINTS or any(e.op in ("load", "local", "random") for e in ex.walk(payload)):
+    n = v.extent
+    if (
+        not isinstance(n, int)
+        or not 1 < n <= MAX_POINTS
+        or any(e.op in ("load", "local", "random") for e in ex.walk(payload))
+    ):
         return a
     with real_tensors():
         values = Evaluator({v: torch.arange(n)}, _no_reader).value(payload)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import (
@@ -164,7 +165,7 @@ def _stride(i: Index, axis: Index) -> float:
     """How far an access moves in a step along an axis; about how far, where that is not always the same."""
     c = ix.coefficient(i, axis)
     if c is not None:
-        return min(abs(c), 1e9)
+        return min(abs(sz.hint(c)), 1e9)
     _, terms = ix.linear_terms(i)
     return sum(min(abs(c), 1e9) * _atom_step(atom, axis) for atom, c in terms if axis in atom.free_vars)
 
@@ -174,14 +175,15 @@ def _atom_step(atom: Index, axis: Index) -> float:
     known."""
     if atom.kind in ("var", "indirect"):
         return 1.0
-    at = int(axis.extent) // 2  # type: ignore[arg-type]
+    at = sz.hint(axis.extent) // 2
     d = ix.substitute(atom, {axis: at}) - ix.substitute(atom, {axis: at - 1})
     return abs(d.value) if d.is_const else 1.0
 
 
 def _merge(
-    axes: tuple[Index, ...], indices: list[Index], mapping: dict[Index, Index], fresh: Callable[[int], Index]
-) -> tuple[Index, ...]:
+    axes: tuple[Index, ...], indices: list[Index], mapping: dict[Index, Index],
+    fresh: Callable[[IndexLike], Index],
+) -> tuple[Index, ...]:  # fmt: skip
     """Merge runs of axes ``a, b`` with ``coefficient(a) == coefficient(b) * extent(b)`` in every index."""
     runs: list[list[Index]] = []
     for axis in axes:
@@ -191,21 +193,25 @@ def _merge(
             runs.append([axis])
     out: list[Index] = []
     for run in runs:
-        sizes = [int(a.extent) for a in run]  # type: ignore[arg-type]
-        whole = fresh(extents(run))
+        sizes = [a.extent for a in run]
+        whole = fresh(sz.product(sizes))
         out.append(whole)
+        if not sz.is_static(sizes):
+            # Every index is linear in all of them: the last one takes the others' places.
+            mapping.update({**dict.fromkeys(run, ix.const(0)), run[-1]: whole})
+            continue
         # The coordinates are div and mod of the merged axis; linear uses of all of them collapse again.
         mapping.update(zip(run, ix.delinearize(whole, sizes), strict=True))
     return tuple(out)
 
 
 def _mergeable(a: Index, b: Index, indices: list[Index]) -> bool:
-    size = int(b.extent)  # type: ignore[arg-type]
+    size = b.extent
     for i in indices:
         if a not in i.free_vars and b not in i.free_vars:
             continue
         ca, cb = ix.coefficient(i, a), ix.coefficient(i, b)
-        if ca is None or cb is None or ca != cb * size:
+        if ca is None or cb is None or ca != sz.plain(cb * size):
             return False
     return True
 
@@ -270,14 +276,16 @@ class _Loops:
             points = 0  # the blocks inside are parallel: every loop around them must be too, to collapse
         for a in axes:
             kinds.append("parallel" if points < self.enough else "serial")
-            points *= int(a.extent)  # type: ignore[arg-type]
+            points *= sz.hint(a.extent)
         for a, kind in reversed(list(zip(axes, kinds, strict=True))):
             body = (Loop(a, 0, a.extent, kind, body),)
         return body
 
     def pieces(self, v: Index, body: tuple[Stmt, ...]) -> tuple[Loop, ...]:
         """The vector loop over ``v``, cut where a mask changes so that most masks become constant."""
-        extent = int(v.extent)  # type: ignore[arg-type]
+        extent = v.extent
+        if not isinstance(extent, int):
+            return (Loop(v, 0, extent, "vector", body),)
         cuts = sorted(c for c in _borders(v, body) if 0 < c < extent)
         if not cuts or len(cuts) >= MAX_PIECES:
             return (Loop(v, 0, extent, "vector", body),)
@@ -289,13 +297,13 @@ class _Loops:
 
     def blocks(self, loop: Loop) -> tuple[Stmt, ...]:
         """A vector loop as a parallel loop over blocks."""
-        extent = int(loop.var.extent)  # type: ignore[arg-type]
-        size = _block_size(extent, self.enough, 64 if self.nest.inner else 1024)
-        if size >= extent:
+        extent = loop.var.extent
+        size = _block_size(sz.hint(extent), self.enough, 64 if self.nest.inner else 1024)
+        if isinstance(extent, int) and size >= extent:
             return (loop,)
-        block = ix.var(f"{loop.var.name}b", -(-extent // size))
+        block = ix.var(f"{loop.var.name}b", _quotient(extent, size))
         stop: IndexLike = block * size + size
-        if extent % size:
+        if sz.plain(ix.mod(extent, size)) != 0:
             stop = ix.minimum(stop, extent)
         return (Loop(block, 0, block.extent, "parallel", (replace(loop, start=block * size, stop=stop),)),)
 
@@ -303,7 +311,7 @@ class _Loops:
         """The axis along which an access is contiguous that the vector axis strides over, if tiling will
         help."""
         assert self.vector is not None
-        if int(self.vector.extent) < SHORT:  # type: ignore[arg-type]
+        if sz.hint(self.vector.extent) < SHORT:
             return None
         votes: dict[Index, int] = {}
         for i in _all_indices(self.nest):
@@ -311,7 +319,7 @@ class _Loops:
             if c is None or c in (0, 1):
                 continue
             for a in rest:
-                if ix.coefficient(i, a) == 1 and int(a.extent) >= SHORT:  # type: ignore[arg-type]
+                if ix.coefficient(i, a) == 1 and sz.hint(a.extent) >= SHORT:
                     votes[a] = votes.get(a, 0) + 1
         return max(votes, key=lambda a: votes[a]) if votes else None
 
@@ -319,15 +327,16 @@ class _Loops:
         v = self.vector
         assert v is not None
         body: tuple[Stmt, ...] = (*self.nest.scratch, *self.point())
-        edge = self.tile_edge(extents(rest), (int(v.extent), int(across.extent)))  # type: ignore[arg-type]
+        edge = self.tile_edge(extents(rest), (sz.hint(v.extent), sz.hint(across.extent)))
         blocks: list[Index] = []
         for axis, kind in ((v, "vector"), (across, "serial")):
-            extent = int(axis.extent)  # type: ignore[arg-type]
-            count = -(-extent // edge)
-            size = -(-extent // (8 * count)) * 8  # about equal ones
+            extent = axis.extent
+            count, size = _quotient(extent, edge), edge
+            if isinstance(extent, int) and isinstance(count, int):
+                size = -(-extent // (8 * count)) * 8  # about equal ones
             block = ix.var(f"{axis.name}t", count)
             stop: IndexLike = block * size + size
-            if extent % size:
+            if sz.plain(ix.mod(extent, size)) != 0:
                 stop = ix.minimum(stop, extent)
             body = (Loop(axis, block * size, stop, kind, body),)
             blocks.append(block)
@@ -349,6 +358,11 @@ class _Loops:
         while edge > TILE[0] and outer * -(-sizes[0] // edge) * -(-sizes[1] // edge) < self.enough:
             edge //= 2
         return edge
+
+
+def _quotient(extent: IndexLike, size: int) -> IndexLike:
+    """How many blocks of this size cover an extent."""
+    return sz.plain(ix.floordiv(extent + (size - 1), size))
 
 
 def _block_size(extent: int, enough: int, least: int) -> int:
@@ -383,7 +397,7 @@ def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
                 continue
             d = a - b
             c = ix.coefficient(d, v)
-            if not c:
+            if not c or not isinstance(c, int):
                 continue
             rest = d - v * c
             if not rest.is_const:
@@ -418,7 +432,7 @@ def _folds(v: Index, i: Index) -> Iterator[int]:
     if i.kind in ("min", "max") and len(parts) == 2:
         for d in _differences(parts[0] - parts[1]):
             c = ix.coefficient(d, v)
-            if c and (d - v * c).is_const:
+            if c and isinstance(c, int) and (d - v * c).is_const:
                 yield -((d - v * c).value // c)
 
 
@@ -463,17 +477,47 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
         rename[name] = new
         params.append(Param(new, buffers[name].dtype, role))
         args.append(name)
-    moved = sum(buffers[a].nbytes for a in args)
+    moved = sum(sz.hint(buffers[a].nbytes) for a in args)
     work = sum(
         ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
     )
     memo: dict[Expr, Expr] = {}  # what statements share is renamed once
+    threshold = _threshold(g, moved, work, machine)
+    sizes = kernel_symbols(body, () if threshold is None else (threshold[0],))
+    if threshold is not None and not sizes:
+        threshold = None
     kernel = Kernel(
         _kernel_name(g), tuple(params), tuple(_renamed(s, rename, memo) for s in body), checks,
-        machine.threads > 1 and max(moved, work) >= machine.parallel_threshold, moved, work,
-        not g.inner, _origins(g),
+        machine.threads > 1 and (threshold is not None or max(moved, work) >= machine.parallel_threshold),
+        moved, work, not g.inner, _origins(g), sizes, threshold,
     )  # fmt: skip
     return KernelCall(kernel, tuple(args))
+
+
+def _threshold(g: Group, moved: int, work: int, machine: Machine) -> tuple[IndexLike, int] | None:
+    """From how many points on threads pay, where that is known at run time only."""
+    points = sz.product(a.extent for a in g.axes)
+    if isinstance(points, int):
+        return None
+    # What a point moves and computes is taken from the estimates of both.
+    each = max(1, max(moved, work) // max(1, sz.hint(points)))
+    return points, -(-machine.parallel_threshold // each)
+
+
+def kernel_symbols(body: Sequence[Stmt], more: Sequence[IndexLike] = ()) -> tuple[Index, ...]:
+    """The symbols that a kernel's statements mention, by name."""
+    found: set[Index] = {v for e in more for v in sz.symbols(e)}
+    for s in statements(tuple(body)):
+        if isinstance(s, Loop):
+            found.update(v for e in (s.start, s.stop) for v in sz.symbols(e))
+        elif isinstance(s, Scratch):
+            found.update(sz.symbols(s.size))
+        elif isinstance(s, (Let, Store, Accumulate)):
+            found.update(ex.symbols(s.value))
+            own = s.index if isinstance(s, Store) else s.position if isinstance(s, Accumulate) else None
+            if own is not None:
+                found.update(ex.index_symbols(own))
+    return tuple(sorted(found, key=lambda v: v.name))
 
 
 def _may_fail(e: Expr) -> bool:

@@ -2,8 +2,8 @@
 
 What comes in: the steps in execution order. What goes out: a ``Placement`` for each buffer, the arena's size,
 and what each step frees. What holds in between: two buffers that are alive at the same time never overlap; a
-kernel writes in place only where each element is read at the very point that writes it. The next file is
-``schedule.py``.
+kernel writes in place only where each element is read at the very point that writes it. Offsets are numbers,
+or sums of sizes that vary. The next file is ``schedule.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotloop.ir import expr as ex
-from hotloop.ir.index import Index
+from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import KernelCall, Placement, Schedule, Store, expressions, statements
 from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs, op_reads
 
@@ -60,7 +62,8 @@ def plan(p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool, keep
     """
     lives = _lifetimes(p, steps)
     outputs = {base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef)}
-    kinds = _kinds(p, steps, outputs)
+    late = _late(p)
+    kinds = _kinds(p, steps, outputs, late)
     shared: dict[str, str] = {}
     new_steps = list(steps)
     if reuse:
@@ -79,7 +82,8 @@ def plan(p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool, keep
         if kind == "arena":
             placements[name] = Placement("arena", offsets[_owner(shared, name)], b.nbytes)
         elif kind is not None:
-            placements[name] = Placement(kind, nbytes=b.nbytes)
+            own = name in late and kind in ("extern", "output")
+            placements[name] = Placement(kind, nbytes=b.nbytes, late=own)
     frees = _frees(p, new_steps, lives, kinds)
     releases = () if keep else _releases(p, offsets, lives, len(steps))
     return Schedule(p, tuple(new_steps), placements, total, frees, releases)
@@ -104,7 +108,21 @@ def _lifetimes(p: LoopProgram, steps: Sequence[KernelCall | Extern]) -> dict[str
     return lives
 
 
-def _kinds(p: LoopProgram, steps: Sequence[KernelCall | Extern], outputs: set[str]) -> dict[str, str]:
+def _late(p: LoopProgram) -> set[str]:
+    """The buffers whose size an extern call tells."""
+    told = {s for op in p.ops if isinstance(op, Extern) for s, _, _ in op.binds}
+    if not told:
+        return set()
+    return {
+        n
+        for n, b in p.buffers.items()
+        if any(v in told for e in (*b.sizes, *b.strides) for v in sz.symbols(e))
+    }
+
+
+def _kinds(
+    p: LoopProgram, steps: Sequence[KernelCall | Extern], outputs: set[str], late: set[str]
+) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for name, b in p.buffers.items():
         if b.alias_of is None and b.kind in ("input", "constant"):
@@ -116,8 +134,9 @@ def _kinds(p: LoopProgram, steps: Sequence[KernelCall | Extern], outputs: set[st
                 continue
             extern = isinstance(step, Extern)
             if isinstance(step, Extern) and str(step.target) in WRITES_INTO_OUT:
-                extern = base in outputs  # what the caller keeps is PyTorch's to allocate
-            kinds[base] = "extern" if extern else "output" if base in outputs else "arena"
+                extern = base in outputs or base in late  # what the caller keeps is PyTorch's to allocate
+            own = "extern" if base in late else "arena"
+            kinds[base] = "extern" if extern else "output" if base in outputs else own
     for base in outputs:  # an output without elements has no writer
         kinds.setdefault(base, "output")
     for step in steps:  # nor has an argument without elements, but PyTorch wants a tensor
@@ -178,13 +197,20 @@ def _extend(lives: Mapping[str, _Life], shared: Mapping[str, str], name: str) ->
     owner.last = max(owner.last, lives[name].last)
 
 
-def _pack(p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]) -> tuple[dict[str, int], int]:
+def _aligned(nbytes: IndexLike) -> IndexLike:
+    return sz.plain(ix.floordiv(nbytes + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT)
+
+
+def _pack(
+    p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]
+) -> tuple[dict[str, IndexLike], IndexLike]:
     """Offsets: the largest buffers first, each at the lowest place that is free for its whole life."""
     placed: list[tuple[int, int, _Life]] = []
-    offsets: dict[str, int] = {}
+    offsets: dict[str, IndexLike] = {}
     total = 0
-    for name in sorted(names, key=lambda b: (-p.buffers[b].nbytes, lives[b].first, b)):
-        size = -(-max(p.buffers[name].nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    fixed = {b: n for b in names if isinstance(n := p.buffers[b].nbytes, int)}
+    for name in sorted(fixed, key=lambda b: (-fixed[b], lives[b].first, b)):
+        size = -(-max(fixed[name], 1) // ALIGNMENT) * ALIGNMENT
         life = lives[name]
         busy = sorted(
             (lo, hi) for lo, hi, other in placed if other.first <= life.last and life.first <= other.last
@@ -197,18 +223,50 @@ def _pack(p: LoopProgram, names: Sequence[str], lives: Mapping[str, _Life]) -> t
         offsets[name] = at
         placed.append((at, at + size, life))
         total = max(total, at + size)
-    return offsets, total
+    varying = [b for b in names if b not in fixed]
+    return _pack_varying(p, varying, lives, offsets, total) if varying else (offsets, total)
+
+
+def _pack_varying(
+    p: LoopProgram,
+    names: Sequence[str],
+    lives: Mapping[str, _Life],
+    offsets: dict[str, IndexLike],
+    start: int,
+) -> tuple[dict[str, IndexLike], IndexLike]:
+    """Buffers whose sizes vary share a place where their sizes are one expression, or always smaller."""
+    end: IndexLike = start
+    slots: list[tuple[IndexLike, IndexLike, list[_Life]]] = []  # offset, bytes, who is there when
+    # Larger ones first: those that are always smaller fit into their places.
+    for name in sorted(names, key=lambda b: (-sz.hint(p.buffers[b].nbytes), lives[b].first, b)):
+        nbytes, life = p.buffers[name].nbytes, lives[name]
+        for at, size, others in slots:
+            free = all(o.last < life.first or life.last < o.first for o in others)
+            if free and (size == nbytes or sz.at_least(sz.plain(size - nbytes), 0)):
+                others.append(life)
+                offsets[name] = at
+                break
+        else:
+            slots.append((end, nbytes, [life]))
+            offsets[name] = end
+            end = sz.plain(end + _aligned(nbytes))
+    return offsets, end
 
 
 def _releases(
-    p: LoopProgram, offsets: Mapping[str, int], lives: Mapping[str, _Life], steps: int
+    p: LoopProgram, offsets: Mapping[str, IndexLike], lives: Mapping[str, _Life], steps: int
 ) -> tuple[tuple[int, int, int], ...]:
     """Bytes of the arena that no later step touches, by the step after which that is so.
 
     A model's largest tensor is often its last one, the scores of every word of a vocabulary: by then most of
     the arena is dead, and its pages can go back while that one is filled.
     """
-    spans = [(at, at + p.buffers[name].nbytes, lives[name].last) for name, at in offsets.items()]
+    spans: list[tuple[int, int, int]] = []
+    for name, at in offsets.items():
+        nbytes = p.buffers[name].nbytes
+        if not isinstance(at, int) or not isinstance(nbytes, int):
+            return ()
+        spans.append((at, at + nbytes, lives[name].last))
     cuts = sorted({edge for lo, hi, _ in spans for edge in (lo, hi)})
     found: list[tuple[int, int, int]] = []
     for lo, hi in itertools.pairwise(cuts):

@@ -18,6 +18,7 @@ import torch
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.kernel import Accumulate, Init, Let, Scratch, Stmt, Store
@@ -101,6 +102,7 @@ class _Builder:
         """Which inner values are kept in scratch (or, where that is not possible, in memory) for later
         passes."""
         points = extents(self.g.inner)
+        whole = sz.product(a.extent for a in self.g.inner)
         for m in self.g.members:
             for n in ex.loads(m.body):
                 source = self.members.get(n.buffer)
@@ -118,7 +120,7 @@ class _Builder:
                 dtype = self.buffers[n.buffer].dtype
                 fits = points * dtype.itemsize <= MAX_ROW_BYTES and _whole_axes(n.indices, source.store)
                 if self.scratch_allowed and fits:
-                    self.row[n.buffer] = Scratch(f"row_{n.buffer}", dtype, points)
+                    self.row[n.buffer] = Scratch(f"row_{n.buffer}", dtype, whole)
                 elif elsewhere:
                     self.stored.add(n.buffer)
 
@@ -186,7 +188,7 @@ class _Builder:
                 moved[theirs] = mine
         out = ix.const(0)
         for a in self.g.inner:
-            out = out * int(a.extent) + moved.get(a, a)  # type: ignore[arg-type]
+            out = out * a.extent + moved.get(a, a)
         return out
 
     def store(self, m: Member, value: Expr) -> Store:

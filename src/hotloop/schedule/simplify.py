@@ -15,14 +15,15 @@ import torch
 
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
-from hotloop.ir.index import Index, IndexLike
+from hotloop.ir.index import Index
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_outputs, op_reads
 
 from .dependences import Uses, analyse, base_of
 from .indices import settle
 
-__all__ = ["drop_dead", "drop_empty", "inline", "merge_equal", "numel", "simplify", "split_reductions"]
+__all__ = ["drop_dead", "drop_empty", "extents", "inline", "merge_equal", "simplify", "split_reductions"]
 
 #: A body larger than this is stored rather than copied into its reader: it bounds registers and compile time.
 MAX_NODES = 300
@@ -39,14 +40,6 @@ SMALL = 16
 HOISTED = 40
 #: A producer with one reader is recomputed for every point of a larger reader up to this cost.
 CHEAP_BROADCAST = 5
-
-
-def numel(sizes: Sequence[IndexLike]) -> int:
-    """The number of points of these sizes."""
-    n = 1
-    for s in sizes:
-        n *= s if isinstance(s, int) else s.value
-    return n
 
 
 def simplify(p: LoopProgram, threads: int) -> LoopProgram:
@@ -66,7 +59,8 @@ def settle_indices(p: LoopProgram) -> LoopProgram:
 
 
 def extents(vars: Sequence[Index]) -> int:
-    return numel([v.extent for v in vars])
+    """The number of points of these loops; about how many, where sizes are symbolic."""
+    return sz.estimate(v.extent for v in vars)
 
 
 _NEUTRAL: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -78,12 +72,12 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
     for op in p.ops:
         if isinstance(op, Extern):
             ops.append(op)
-        elif extents(op.vars) == 0:
+        elif _are(op.vars, 0):
             continue
-        elif isinstance(op, Reduce) and extents(op.reduce_vars) == 0:
+        elif isinstance(op, Reduce) and _are(op.reduce_vars, 0):
             value = ex.cast(ex.const(_NEUTRAL[op.kind], op.body.dtype), p.buffers[op.out].dtype)
             ops.append(Pointwise(op.out, op.vars, value, op.origin))
-        elif isinstance(op, Reduce) and extents(op.reduce_vars) == 1:
+        elif isinstance(op, Reduce) and _are(op.reduce_vars, 1):
             one = op.body.substitute(dict.fromkeys(op.reduce_vars, 0))
             if op.kind in ("argmax", "argmin"):
                 one = ex.const(0, torch.int64)
@@ -97,6 +91,11 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
         if len(ops) == len(p.ops) and all(a is b for a, b in zip(ops, p.ops, strict=True))
         else replace(p, ops=tuple(ops))
     )
+
+
+def _are(vars: Sequence[Index], points: int) -> bool:
+    """Whether loops have this number of points, whatever the sizes that vary."""
+    return sz.product(v.extent for v in vars) == points
 
 
 def inline(p: LoopProgram) -> LoopProgram:
@@ -202,7 +201,7 @@ def _is_uniform(producer: Pointwise, reader: Pointwise | Reduce, out: Buffer) ->
         if not contiguous:
             return False
         inner = contiguous[-1]
-    if int(inner.extent) < 32:  # type: ignore[arg-type]
+    if sz.hint(inner.extent) < 32:
         return False
     return all(inner not in n.free_vars for n in ex.loads(reader.body) if n.buffer == producer.out)
 
@@ -331,7 +330,9 @@ def _split_factor(op: Reduce, buffers: Mapping[str, Buffer], threads: int) -> tu
         return None
     want = max(2, min(64, -(-8 * threads // units), terms // (32 if columns else 1024)))
     for k, v in enumerate(op.reduce_vars):
-        n = int(v.extent)  # type: ignore[arg-type]
+        n = v.extent
+        if not isinstance(n, int):
+            continue
         fits = [d for d in range(2, 4 * want + 1) if n % d == 0]
         if fits:
             best = min(fits, key=lambda d: abs(d - want))
@@ -346,7 +347,7 @@ COLUMN_BLOCK = 64
 
 def _runs_down_columns(op: Reduce, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the largest operand is contiguous along a kept variable and not along a reduced one."""
-    reads = sorted(ex.loads(op.body), key=lambda n: buffers[n.buffer].nbytes)
+    reads = sorted(ex.loads(op.body), key=lambda n: sz.hint(buffers[n.buffer].nbytes))
     if not reads:
         return False
     b = buffers[reads[-1].buffer]
@@ -357,7 +358,7 @@ def _runs_down_columns(op: Reduce, buffers: Mapping[str, Buffer]) -> bool:
 
 def _split(op: Reduce, k: int, factor: int, name: str) -> tuple[Reduce, Reduce]:
     v = op.reduce_vars[k]
-    size = int(v.extent) // factor  # type: ignore[arg-type]
+    size = v.extent // factor
     chunk = ix.var("c", factor)
     inner = ix.var(v.name, size)
     body = op.body.substitute({v: chunk * size + inner})

@@ -25,6 +25,8 @@ def mark_weight(p: LoopProgram, op: Extern) -> Extern:
     plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
     if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _lasts(p, weight):
         return op
+    if not all(isinstance(n, int) for numbers in op.args[3:6] for n in numbers):
+        return op
     return replace(op, weight=1)
 
 

@@ -1,0 +1,130 @@
+"""Sizes: numbers, or index expressions of symbols.
+
+What comes in: extents, strides and offsets as they stand in buffers and loops. What goes out: products of
+them, estimates to decide by, and the symbols in them. What holds in between: a size that is a number is an
+``int``, never a constant ``Index``, so that static programs are made of plain numbers; an estimate decides
+what is fast, never what is right. The next file is ``expr.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from . import index as ix
+from .index import Index, IndexLike
+
+__all__ = [
+    "UNKNOWN",
+    "at_least",
+    "estimate",
+    "hint",
+    "is_static",
+    "least",
+    "plain",
+    "product",
+    "static",
+    "symbols",
+    "total",
+]
+
+
+def plain(value: IndexLike) -> IndexLike:
+    """An index that is a number as an int: how sizes and strides are kept."""
+    return value.value if isinstance(value, Index) and value.is_const else value
+
+
+def static(value: IndexLike) -> int:
+    """A size that has to be a number. Raises ``TypeError`` where it varies."""
+    if isinstance(value, Index):
+        return value.value
+    return value
+
+
+def product(values: Iterable[IndexLike]) -> IndexLike:
+    """The product of sizes; an int where all of them are."""
+    out: IndexLike = 1
+    for v in values:
+        out = out * v
+    return plain(out)
+
+
+def hint(e: IndexLike) -> int:
+    """About how large a size is: what decisions are made on, never what is right. Variables may not occur."""
+    if isinstance(e, int):
+        return e
+    return e.value if e.is_const else int(ix.evaluate(e, _Hints()))
+
+
+class _Hints(Mapping[Index, int]):
+    """Every symbol at its hint."""
+
+    def __getitem__(self, e: Index) -> int:
+        _, lo, hi, hint = e.args
+        if hint is not None:
+            return int(hint)
+        return max(lo or 0, UNKNOWN if hi is None else min(hi, UNKNOWN))
+
+    def __iter__(self) -> Iterator[Index]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _Least(_Hints):
+    """Every symbol as small as it can be."""
+
+    def __getitem__(self, e: Index) -> int:
+        return max(e.lo or 0, 0)
+
+
+def least(e: IndexLike) -> int:
+    """The value where every symbol is as small as it can be."""
+    return e if isinstance(e, int) else int(ix.evaluate(e, _Least()))
+
+
+#: What a size without a hint is taken for.
+UNKNOWN = 1024
+
+
+def symbols(e: IndexLike) -> Iterator[Index]:
+    """Every symbol in ``e`` itself, not in its variables' extents or in what an indirect index reads."""
+    if isinstance(e, int) or e.kind in ("const", "var"):
+        return
+    if e.kind == "sym":
+        yield e
+    elif e.kind == "sum":
+        for atom, _ in e.args[1]:
+            yield from symbols(atom)
+    else:
+        for a in e.args:
+            if isinstance(a, Index):
+                yield from symbols(a)
+
+
+def estimate(sizes: Iterable[IndexLike]) -> int:
+    """About how many points there are."""
+    n = 1
+    for s in sizes:
+        n *= s if isinstance(s, int) else hint(s)
+    return n
+
+
+def is_static(sizes: Iterable[IndexLike]) -> bool:
+    """Whether all of them are numbers."""
+    return all(isinstance(s, int) for s in sizes)
+
+
+def at_least(size: IndexLike, least: int) -> bool:
+    """Whether a size is certainly ``least`` or more."""
+    if isinstance(size, int):
+        return size >= least
+    return size.lo is not None and size.lo >= least
+
+
+def total(sizes: Iterable[IndexLike]) -> IndexLike:
+    """Their sum."""
+    out: IndexLike = 0
+    for s in sizes:
+        out = out + s
+    return plain(out)
