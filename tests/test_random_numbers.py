@@ -323,6 +323,18 @@ def test_layout_does_not_decide() -> None:
     assert b.is_contiguous(memory_format=torch.channels_last) and torch.equal(a, b)
 
 
+def test_symbolic_sizes_do_not_decide() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return F.dropout(x, 0.5) + torch.rand_like(x), torch.rand(x.shape[1] * 2, 7, dtype=F64)
+
+    symbolic = torch.compile(f, backend="hotloop", dynamic=True)
+    for sizes in ((5, 7), (6, 9), (100, 33)):
+        x = torch.rand(sizes)
+        got = seeded(symbolic, x)
+        torch._dynamo.reset()
+        assert all(equal(got, seeded(compiled(f), x)))
+
+
 def test_repeated_layers_share_a_function(caplog: pytest.LogCaptureFixture) -> None:
     from hotloop.runtime import program
 

@@ -23,9 +23,11 @@ from hotloop.compat import functional_overloads, operator_arguments
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
+from hotloop.ir.index import IndexLike
 
 from .builder import Builder, Rule, View, loop_vars
 from .pointwise import DTYPES, compute_dtype, element, scalar, store
+from .symbols import is_tensor
 
 __all__ = ["RULES"]
 
@@ -38,7 +40,7 @@ _DIGITS = {F64: 53, F32: 24, torch.float16: 11, torch.bfloat16: 8}
 class Stream:
     """The random bits of one operator's elements: those at ``loop_vars("i", sizes)``."""
 
-    def __init__(self, b: Builder, sizes: tuple[int, ...]) -> None:
+    def __init__(self, b: Builder, sizes: tuple[IndexLike, ...]) -> None:
         self._builder = b
         self._key: Expr | None = None
         self._at = ix.linearize(loop_vars("i", sizes), ix.contiguous_strides(sizes))
@@ -136,11 +138,10 @@ _NUMBERS = frozenset(["low", "high", "from", "to", "mean", "std", "lambd", "medi
 
 def _usual(val: Any) -> bool:
     return (
-        isinstance(val, torch.Tensor)
+        is_tensor(val)
         and val.dtype in DTYPES
         and val.device.type == "cpu"
         and val.layout is torch.strided
-        and val.numel() < 2**62
     )
 
 
