@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,7 +179,10 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
     level = choose_simd(config.cpp.simd)
     openmp = _openmp(config.cpp.cxx)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
-        settings = {"level": level, "threads": str(threads), "openmp": str(openmp)}
+        lasting = _mark_lasting(gm) if kind == "inference" else ()
+        settings = {
+            "level": level, "threads": str(threads), "openmp": str(openmp), "lasting": str(lasting)
+        }  # fmt: skip
         if symbolic:
             settings["symbols"] = describe_symbols(gm)
         key = _graph_key(gm, kind, config, log, settings)
@@ -198,7 +202,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         if config.check:
             verify_program(program)
         with _stage("schedule"):
-            plan = schedule(program, config, log, threads)
+            plan = schedule(program, config, log, threads, str(level))
         log.stage("ir_post_fusion", lambda: str(plan))
         log.artifact("schedule", lambda: steps(plan))
         log.artifact("fusion", lambda: fusions(plan))
@@ -219,6 +223,15 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
             graph_cache.save(_cache(config.cache_dir), *key, gm, host, texts, plan.program.constants)
         return link(functions, host, Bound(name, plan.program.constants, objects), level, config)
+
+
+def _mark_lasting(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Note at the graph's inputs which are parameters and buffers: most likely the same at every call."""
+    static = compat.static_inputs()
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for position in static:
+        inputs[position].meta["lasting"] = True
+    return static
 
 
 def _graph_key(
@@ -287,7 +300,8 @@ class Bound:
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
     """Compile and load the kernels, and give the callable of a host program."""
     found: dict[str, Any] = {}
-    if FINGERPRINT_NAME not in {f.symbol for f in functions} and "rt.convolution(" in host:
+    packs = re.search(r"rt\.(convolution|panels)\(", host) is not None
+    if packs and FINGERPRINT_NAME not in {f.symbol for f in functions}:
         functions = [*functions, KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())]
     if functions:
         builder = _builder(config.cpp.cxx, config.cache_dir, config.compile_workers, level)

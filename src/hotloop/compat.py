@@ -24,7 +24,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import get_debug_dir
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._logging import _internal as torch_logging
 
 # The type of an operator overload, `torch.ops.aten.add.Tensor`. torch 2.11 to 2.14.
@@ -309,6 +309,16 @@ def is_composite(target: Any) -> bool:
     torch 2.11 to 2.14: `torch._C._dispatch_has_kernel_for_dispatch_key`.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
+
+
+def static_inputs() -> tuple[int, ...]:
+    """Which inputs of the graph being compiled are parameters and buffers of modules, by position.
+
+    torch 2.11 to 2.14: `torch._guards.TracingContext`, `ViewAndMutationMeta.static_input_indices`.
+    """
+    context = TracingContext.try_get()
+    found = getattr(context and context.fw_metadata, "static_input_indices", None)
+    return tuple(found or ())
 
 
 @cache

@@ -199,7 +199,7 @@ class Config:
     )
     weight_packing: Literal["auto", "off", "replace"] = _option(
         "auto",
-        "Reorder weights of convolutions for this CPU: auto keeps a packed copy and repacks after an update; "
+        "Reorder weights of products and convolutions: auto keeps a packed copy and repacks after an update; "
         "off leaves weights as they are; replace does what auto does, for now.",
         code=True,
     )

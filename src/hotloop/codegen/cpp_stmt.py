@@ -27,7 +27,17 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.kernel import Accumulate, Init, Let, Loop, Scratch, Stmt, Store, statements
+from hotloop.ir.kernel import (
+    Accumulate,
+    Init,
+    Let,
+    Loop,
+    Multiply,
+    Scratch,
+    Stmt,
+    Store,
+    statements,
+)
 
 from .cpp_accumulators import Accumulator, neutral, update
 from .cpp_expr import DIVISIONS, ExprPrinter, Frame, Lanes, Local
@@ -146,6 +156,8 @@ class StatementPrinter:
                 self._init(s, body[k + 1 :])
             elif isinstance(s, Scratch):
                 heaps += self._scratch(s)
+            elif isinstance(s, Multiply):
+                self._multiply(s)
             else:
                 self._in_each_vector(s)
             for name in ends.get(k, ()):
@@ -213,6 +225,14 @@ class StatementPrinter:
             return []
         self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({s.size * s.dtype.itemsize});")
         return [f"__builtin_free({s.name});"]
+
+    def _multiply(self, s: Multiply) -> None:
+        at, start = (self.values.index().scalar(i).text for i in (s.at, s.start))
+        left = s.left if at == "0" else f"{s.left} + {at}"
+        panel = s.panel if start == "0" else f"{s.panel} + {start}"
+        shape = f"{s.rows}, {s.columns}, {s.BLOCK}"
+        self.writer.line(f"multiply<{shape}>({left}, {s.stride}, {panel}, {s.depth}, {s.tile});")
+        self.values.forget(s.tile)
 
     # --- accumulators ---------------------------------------------------------------------------------------
 

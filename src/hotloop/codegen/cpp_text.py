@@ -77,7 +77,7 @@ def _closure(names: Iterable[str]) -> frozenset[str]:
 @cache
 def _sections() -> tuple[Section, ...]:
     folder = Path(__file__).parent
-    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h", "cpp_random.h")
+    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h", "cpp_random.h", "cpp_gemm.h")
     return tuple(section for file in files for section in _cut((folder / file).read_text()))
 
 

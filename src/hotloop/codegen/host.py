@@ -160,6 +160,10 @@ class _Host:
         if place.kind == "arena":
             self.frame.setdefault(f"p_{b.name}", f"address + {place.offset}")
             return f"p_{b.name}"
+        if place.kind == "packed":
+            if b.name not in self.pointers:
+                self.pack(b)
+            return f"p_{b.name}"
         if place.kind == "constant":
             self.base_tensor(name)
             self.setup[f"p_{b.name}"] = f"{b.name}.data_ptr()"
@@ -173,6 +177,15 @@ class _Host:
                 empty = " or nothing"
             return f"(p_{b.name} := {b.name}.data_ptr(){empty})"
         return self.pointers[b.name]
+
+    def pack(self, b: Buffer) -> None:
+        """The panels of a weight, named for the rest of the call so that they outlive it."""
+        assert b.packs is not None
+        numbers = f"{_tuple(b.packs.sizes)}, {_tuple(b.packs.strides)}, {b.sizes[2]}"
+        self.setup[f"pack_{b.name}"] = f"rt.panels({numbers})"
+        self.body.append(f"{b.name} = pack_{b.name}({self.base_tensor(b.packs.buffer)})")
+        self.body.append(f"p_{b.name} = {b.name}.data_ptr()")
+        self.pointers[b.name] = f"p_{b.name}"
 
     def tensor(self, v: ViewRef, fresh: bool = False) -> str:
         """A Python expression for a strided view. ``fresh``: it is given to the caller."""

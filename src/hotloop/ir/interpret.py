@@ -21,6 +21,7 @@ from .evaluate import Bound, Evaluator, gather
 from .expr import Expr
 from .index import Index, IndexLike
 from .loops import Buffer, Extern, LoopProgram, Measure, Pointwise, Reduce, ViewRef, op_reads
+from .panels import pack_panels
 
 __all__ = [
     "Memory",
@@ -209,6 +210,9 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
         memory.bind(name, given[name].detach())
     for name, t in p.constants.items():
         memory.bind(name, t.detach())
+    for b in p.buffers.values():
+        if b.packs is not None:
+            memory.bind(b.name, pack_panels(memory.view_ref(b.packs), int(ix.as_index(b.sizes[2]).value)))
     return memory
 
 

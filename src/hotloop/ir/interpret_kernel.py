@@ -46,6 +46,7 @@ from .kernel import (
     KernelCall,
     Let,
     Loop,
+    Multiply,
     Schedule,
     Scratch,
     Stmt,
@@ -145,6 +146,8 @@ class _KernelRun:
                 self._accumulate(s)
             elif isinstance(s, Store):
                 self._store(s)
+            elif isinstance(s, Multiply):
+                self._multiply(s)
             else:
                 lead = [f.number.numel() for f in self._frames]
                 count = self._number(s.size)
@@ -307,6 +310,36 @@ class _KernelRun:
         shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
         mask = mask.expand(shape)
         memory[position.expand(shape)[mask]] = value.expand(shape)[mask]
+
+    def _multiply(self, s: Multiply) -> None:
+        """All tiles of all iterations at once: a batch of matrix products."""
+        r, k, c = (torch.arange(n) for n in (s.rows, s.depth, s.columns))
+        at, start = (self._index(i).expand(self._lead()).flatten() for i in (s.at, s.start))
+        guard = None if self._guard is None else self._guard.expand(self._lead()).flatten()
+        operands = []
+        for name, base, inner in (
+            (s.left, at, s.stride * r[:, None] + k),
+            (s.panel, start, s.columns * k[:, None] + c),
+        ):
+            position = base[:, None, None] + inner
+            live = None if guard is None else guard[:, None, None]
+            operands.append(gather(self._buffers[name], position, live, s))
+        product = torch.zeros(len(at), s.rows, s.columns)
+        for first in range(0, s.depth, s.BLOCK):
+            block = slice(first, first + s.BLOCK)
+            product += operands[0][:, :, block] @ operands[1][:, block]
+        tile = (s.columns * r[:, None] + c).flatten()
+        for number, (value, live) in enumerate(
+            zip(product.flatten(1), guard if guard is not None else [True] * len(at), strict=True)
+        ):
+            if live:
+                _, depth, memory = self._scratch[s.tile]
+                assert depth == len(self._frames)
+                memory[number * s.rows * s.columns + tile] = value
+
+    def _lead(self) -> list[int]:
+        """How many iterations of each loop around are run at once."""
+        return [f.number.numel() for f in self._frames] + [1] * (self._rank - len(self._frames))
 
     # --- races ----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -30,6 +31,7 @@ __all__ = [
     "KernelCall",
     "Let",
     "Loop",
+    "Multiply",
     "Param",
     "Placement",
     "Schedule",
@@ -114,7 +116,31 @@ class Scratch:
     size: IndexLike
 
 
-Stmt = Loop | Let | Init | Accumulate | Store | Scratch
+@dataclass(frozen=True)
+class Multiply:
+    """A tile of a matrix product, into a scratch array.
+
+    For ``r < rows`` and ``c < columns``, ``tile[columns * r + c]`` is the sum over ``k < depth`` of
+    ``left[at + stride * r + k] * panel[start + columns * k + c]``.
+
+    ``left`` and ``panel`` are float32 parameters; partial sums of ``Multiply.BLOCK`` terms are added up, so
+    that rounding errors do not grow with the depth.
+    """
+
+    tile: str
+    left: str
+    at: Index
+    stride: int
+    panel: str
+    start: Index
+    rows: int
+    columns: int
+    depth: int
+
+    BLOCK: ClassVar[int] = 384
+
+
+Stmt = Loop | Let | Init | Accumulate | Store | Scratch | Multiply
 
 
 @dataclass(frozen=True)
@@ -157,7 +183,8 @@ class KernelCall:
 @dataclass(frozen=True)
 class Placement:
     """Where a buffer lives: ``input``, ``constant``, ``output`` (a fresh tensor), ``arena`` at a byte
-    ``offset``, ``extern`` (PyTorch allocates it), or ``alias`` (shares the storage of buffer ``of``).
+    ``offset``, ``extern`` (PyTorch allocates it), ``packed`` (the runtime keeps it), or ``alias`` (shares the
+    storage of buffer ``of``).
 
     ``late``: its size is known only when the step that writes it is reached; it is allocated there, a tensor
     of its own."""
@@ -201,7 +228,8 @@ def expressions(body: tuple[Stmt, ...]) -> Iterator[Expr]:
 
 
 def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
-    return {n.buffer for e in expressions(body) for n in walk(e) if n.op == "load"}
+    loaded = {n.buffer for e in expressions(body) for n in walk(e) if n.op == "load"}
+    return loaded.union(*((s.left, s.panel) for s in statements(body) if isinstance(s, Multiply)))
 
 
 def to_text(k: Kernel) -> str:
@@ -226,6 +254,11 @@ def _body_text(body: tuple[Stmt, ...], pad: str, lines: list[str]) -> None:
             lines.append(f"{pad}{s.name} <- {s.value!r}{at}")
         elif isinstance(s, Store):
             lines.append(f"{pad}{s.buffer}[{s.index!r}] = {s.value!r}")
+        elif isinstance(s, Multiply):
+            left = f"{s.left}[{s.at!r} + {s.stride}r + k]"
+            panel = f"{s.panel}[{s.start!r} + {s.columns}k + c]"
+            tile = f"{s.tile}[r<{s.rows}, c<{s.columns}]"
+            lines.append(f"{pad}{tile} = sum(k<{s.depth}: {left} * {panel})")
         else:
             lines.append(f"{pad}scratch {dtype_name(s.dtype)} {s.name}[{s.size}]")
 

@@ -70,9 +70,11 @@ class Buffer:
     """A dense or strided piece of memory.
 
     ``kind``: ``input`` (the caller's tensor, any strides), ``constant`` (a tensor of the graph module),
-    ``temp`` (an intermediate) or ``output`` (handed to the caller). ``strides`` are in elements. ``alias_of``
-    names the buffer whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in
-    elements of this dtype.
+    ``temp`` (an intermediate), ``output`` (handed to the caller) or ``packed`` (the panels of ``packs``, a
+    matrix in an input or constant: ``ir/panels.py``). ``strides`` are in elements. ``alias_of`` names the
+    buffer whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in elements of
+    this dtype. ``lasting``: an input that is a parameter or buffer of a module, most likely the same at each
+    call.
     """
 
     name: str
@@ -83,6 +85,8 @@ class Buffer:
     device: str = "cpu"
     alias_of: str | None = None
     offset: IndexLike = 0
+    lasting: bool = False
+    packs: ViewRef | None = None
 
     @property
     def numel(self) -> IndexLike:

@@ -3,15 +3,14 @@
 What comes in: an IR value. What goes out: nothing, or a ``VerifyError`` that names the rule, the operation
 and its neighbours. What holds in between: checks never change what they look at, and a bound that is not
 known is not a fault; places in memory that depend on sizes are checked for the sizes as traced and for the
-smallest ones. An index whose interval leaves its dimension is enumerated before it is called wrong, because
-intervals forget that two terms depend on the same variable.
+smallest ones.
 
 The next file is ``schedule/fuse.py``, where a verified program is divided into kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -20,7 +19,7 @@ from hotloop.errors import VerifyError
 
 from . import index as ix
 from . import sizes as sz
-from .expr import OPS, Expr, children, dtype_name, index_symbols, own_indices, walk
+from .expr import Expr, dtype_name, index_symbols, own_indices, walk
 from .expr import symbols as expr_symbols
 from .index import Index, IndexLike
 from .kernel import (
@@ -30,6 +29,7 @@ from .kernel import (
     KernelCall,
     Let,
     Loop,
+    Multiply,
     Schedule,
     Scratch,
     Stmt,
@@ -49,202 +49,11 @@ from .loops import (
     op_reads,
     views_in,
 )
+from .verify_values import LOW, extent_of, leaves, memory_of, node_fault, unguarded
 
 __all__ = ["verify_kernel", "verify_program", "verify_schedule"]
 
-_LOW = (torch.bfloat16, torch.float16)
-_FLOAT_ONLY = frozenset(
-    [
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "log10",
-        "sigmoid",
-        "expm1",
-        "log1p",
-        "sin",
-        "cos",
-        "tanh",
-        "erf",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erfc",
-        "erfinv",
-        "lgamma",
-        "digamma",
-        "div",
-        "atan2",
-        "hypot",
-        "copysign",
-        "nextafter",
-        "probability",
-        "fma",
-    ]
-)
-_INTEGER_ONLY = frozenset(["bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "shl", "shr"])
-_LEAVES = {
-    "load": 0,
-    "const": 0,
-    "index": 0,
-    "local": 0,
-    "random": 1,
-    "cast": 1,
-    "bitcast": 1,
-    "where": 3,
-    "masked": 3,
-}
 _ARG_KINDS = ("argmax", "argmin")
-#: An index with more values than this is not enumerated.
-_ENUMERATE = 1 << 20
-
-
-# --- values -------------------------------------------------------------------------------------------------
-
-
-def _node_fault(e: Expr) -> str | None:
-    """What is wrong with one node by itself: its arity and dtypes."""
-    info = OPS.get(e.op)
-    arity = _LEAVES.get(e.op) if info is None else info.arity
-    if arity is None:
-        return f"unknown operation {e.op!r}"
-    if len(e.args) != arity:
-        return f"{e.op} takes {arity} arguments, not {len(e.args)}"
-    if info is not None:
-        return _arithmetic_fault(e, info.result)
-    if e.op in ("where", "masked"):
-        cond, a, b = e.args
-        if cond.dtype is not torch.bool:
-            return f"the condition of {e.op} is {cond.dtype}, not bool: {cond!r}"
-        if a.dtype is not b.dtype or a.dtype is not e.dtype:
-            return f"{e.op} of {dtype_name(a.dtype)} and {dtype_name(b.dtype)} as {dtype_name(e.dtype)}"
-    if e.op == "bitcast" and e.args[0].dtype.itemsize != e.dtype.itemsize:
-        return f"bitcast from {e.args[0].dtype} to {e.dtype} changes the width"
-    if e.op == "random" and (fault := _random_fault(e)) is not None:
-        return fault
-    if e.op == "index" and e.dtype is not torch.int64:
-        return f"an index is int64, not {e.dtype}"
-    return _indirect_fault(e)
-
-
-def _arithmetic_fault(e: Expr, result: str) -> str | None:
-    dtype = e.args[0].dtype
-    if any(a.dtype is not dtype for a in e.args):
-        return f"{e.op} of different dtypes: {', '.join(dtype_name(a.dtype) for a in e.args)}"
-    if dtype in _LOW:
-        return f"{e.op} computes in {dtype_name(dtype)}; it has to be cast to float32 first"
-    if e.dtype is not (torch.bool if result == "bool" else dtype):
-        return f"{e.op} of {dtype_name(dtype)} gives {dtype_name(e.dtype)}"
-    if e.op in _FLOAT_ONLY and not dtype.is_floating_point:
-        return f"{e.op} is an operation on floats, not {dtype_name(dtype)}"
-    if e.op in _INTEGER_ONLY and dtype.is_floating_point:
-        return f"{e.op} is an operation on integers, not {dtype_name(dtype)}"
-    return None
-
-
-def _random_fault(e: Expr) -> str | None:
-    word, counter = e.attr
-    if e.dtype is not torch.int32 or e.args[0].dtype is not torch.int64:
-        return f"a random number is {dtype_name(e.dtype)} under a key that is {dtype_name(e.args[0].dtype)}"
-    if word not in range(4):
-        return f"a random number has the words 0 to 3, not {word}"
-    return None if counter.lo is not None and counter.lo >= 0 else f"the counter {counter!r} may be negative"
-
-
-def _indirect_fault(e: Expr) -> str | None:
-    for i in own_indices(e):
-        for atom in ix.indirect_atoms(i):
-            dtype = atom.args[0].dtype
-            if dtype.is_floating_point or dtype is torch.bool:
-                return f"an index is read from {dtype_name(dtype)}: {atom!r}"
-    return None
-
-
-def _unguarded(e: Expr) -> Iterator[Expr]:
-    """The nodes whose value counts everywhere: those not only inside the guarded side of a ``masked``."""
-    seen: set[Expr] = set()
-    stack = [e]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        stack.extend((node.args[0], node.args[2]) if node.op == "masked" else children(node))
-
-
-def _leaves(i: Index, size: IndexLike) -> bool:
-    """Whether an index certainly takes a value outside ``[0, size)``."""
-    if i.lo is not None and i.lo >= 0:
-        limit = ix.as_index(size)
-        if i.hi is not None and limit.lo is not None and i.hi < limit.lo:
-            return False
-    if not isinstance(size, int):
-        return False
-    if i.is_const:
-        return not 0 <= i.value < size
-    below = i.lo is not None and i.lo < 0
-    above = i.hi is not None and i.hi >= size
-    return (below or above) and _enumerated(i, size)
-
-
-def _enumerated(i: Index, size: int) -> bool:
-    """The same by evaluating the index everywhere; false where that cannot be done."""
-    if any(True for _ in ix.indirect_atoms(i)):
-        return i.kind == "indirect"
-    variables = sorted(i.free_vars, key=lambda v: v.name)
-    extents = [v.extent for v in variables]
-    total = 1
-    for n in extents:
-        if not isinstance(n, int):
-            return False
-        total *= n
-    if total > _ENUMERATE or total == 0:
-        return False
-    env = {
-        v: torch.arange(int(ix.evaluate(v.extent, {}))).reshape(
-            [-1 if j == k else 1 for j in range(len(variables))]
-        )
-        for k, v in enumerate(variables)
-    }
-    try:
-        lo, hi = torch.aminmax(ix.evaluate(i, env))
-    except KeyError:  # a size symbol
-        return False
-    return int(lo) < 0 or int(hi) >= size
-
-
-def _extent(b: Buffer, at: Callable[[IndexLike], int] | None = None) -> int | None:
-    """Elements from the buffer's first to its last, or ``None`` where a size is symbolic. ``at`` gives such
-    sizes a value."""
-    out = 1
-    for size, step in zip(b.sizes, b.strides, strict=True):
-        n, stride = (size, step) if at is None else (at(size), at(step))
-        if isinstance(n, Index) or isinstance(stride, Index):
-            return None
-        if n == 0:
-            return 0
-        out += (n - 1) * stride
-    return out
-
-
-def _memory(buffers: Mapping[str, Buffer], name: str) -> int | None:
-    """The bytes of a buffer's memory; for an alias, of the memory that it reinterprets."""
-    b = buffers[name]
-    if b.alias_of is not None:
-        return _memory(buffers, b.alias_of)
-    extent = _extent(b)
-    return None if extent is None else extent * b.dtype.itemsize
 
 
 # --- programs -----------------------------------------------------------------------------------------------
@@ -337,8 +146,8 @@ class _Program:
         b = self._known(v.buffer)
         if len(v.sizes) != len(v.strides):
             self._fail(f"a view of {v.buffer} has {len(v.sizes)} sizes and {len(v.strides)} strides")
-        need = _extent(Buffer("", v.dtype, v.sizes, v.strides))
-        have = _memory(self._p.buffers, v.buffer)
+        need = extent_of(Buffer("", v.dtype, v.sizes, v.strides))
+        have = memory_of(self._p.buffers, v.buffer)
         if need is None or have is None or not isinstance(v.offset, int):
             return
         negative = v.offset < 0 or any(isinstance(s, int) and s < 0 for s in v.strides)
@@ -380,7 +189,7 @@ class _Program:
             return
         if op.kind not in REDUCTIONS:
             self._fail(f"unknown reduction {op.kind!r}")
-        if dtype in _LOW:
+        if dtype in LOW:
             self._fail(f"{op.kind} computes in {dtype_name(dtype)}; it has to be cast to float32 first")
         if (op.kind in ("any", "all") and dtype is not torch.bool) or (
             op.kind in ("sum", "prod") and dtype is torch.bool
@@ -400,7 +209,7 @@ class _Program:
                 guarded = True
             if e in self._sound:
                 continue
-            fault = _node_fault(e)
+            fault = node_fault(e)
             if fault is None and e.op == "local":
                 fault = f"a loop program has no locals: {e!r}"
             if fault is not None:
@@ -408,9 +217,9 @@ class _Program:
             self._sound.add(e)
         if empty:
             return
-        for e in (n for n in _unguarded(body) if n.op == "load") if guarded else loads:
+        for e in (n for n in unguarded(body) if n.op == "load") if guarded else loads:
             for i, n in zip(e.indices, self._p.buffers[e.buffer].sizes, strict=True):
-                if not (i.kind == "var" and i.extent == n) and _leaves(i, n):
+                if not (i.kind == "var" and i.extent == n) and leaves(i, n):
                     self._fail(f"index {i!r} in [{i.lo}, {i.hi}] leaves a dimension of size {n}: {e!r}")
 
     def _load(self, e: Expr) -> None:
@@ -500,11 +309,23 @@ class _Kernel:
                 self._accumulate(s, scope)
             elif isinstance(s, Store):
                 self._store(s, scope)
+            elif isinstance(s, Multiply):
+                self._multiply(s, scope)
             else:
                 self._fresh(s.name, scope)
                 if isinstance(s.size, int) and s.size < 0:
                     self._fail(f"scratch {s.name} has {s.size} elements")
                 scope.scratch[s.name] = s
+
+    def _multiply(self, s: Multiply, scope: _Scope) -> None:
+        for operand, index in ((s.left, s.at), (s.panel, s.start)):
+            self._bound(index, scope)
+            p = self._params.get(operand)
+            if p is None or p.role != "in" or p.dtype is not torch.float32:
+                self._fail(f"{operand} is multiplied and is not a float32 parameter with the role in")
+        tile = scope.scratch.get(s.tile)
+        if tile is None or tile.size != s.rows * s.columns or tile.dtype is not torch.float32:
+            self._fail(f"{s.tile} is no float32 scratch array of {s.rows} times {s.columns} elements")
 
     def _fresh(self, name: str, scope: _Scope) -> None:
         if scope.defines(name) or name in self._params:
@@ -549,7 +370,7 @@ class _Kernel:
             self._fail(
                 f"{s.name} is {dtype_name(init.dtype)}; accumulated {dtype_name(s.value.dtype)}: {s.value!r}"
             )
-        if init.dtype in _LOW:
+        if init.dtype in LOW:
             self._fail(f"{s.name} accumulates in {dtype_name(init.dtype)}")
         if (s.position is not None) is not (init.kind in _ARG_KINDS):
             self._fail(
@@ -576,7 +397,7 @@ class _Kernel:
             self._fail(
                 f"{s.buffer} is {dtype_name(target.dtype)}; stored {dtype_name(s.value.dtype)}: {s.value!r}"
             )
-        if scratch is not None and self._within(scope) and _leaves(s.index, scratch.size):
+        if scratch is not None and self._within(scope) and leaves(s.index, scratch.size):
             self._fail(f"{s.index!r} leaves scratch {s.buffer}[{scratch.size}]")
 
     def _within(self, scope: _Scope) -> bool:
@@ -600,7 +421,7 @@ class _Kernel:
         if unknown:
             self._fail(f"{sorted(v.name for v in unknown)} are not sizes that the kernel is given")
         for e in walk(value):
-            fault = _node_fault(e)
+            fault = node_fault(e)
             if fault is not None:
                 self._fail(fault)
             for i in own_indices(e):
@@ -618,9 +439,9 @@ class _Kernel:
                     self._fail(f"local {e.attr}, read as {dtype_name(e.dtype)}, is {what} there")
             elif e.op == "load":
                 self._load(e, scope)
-        for e in _unguarded(value):
+        for e in unguarded(value):
             scratch = scope.scratch.get(e.buffer) if e.op == "load" else None
-            if scratch is not None and self._within(scope) and _leaves(e.indices[0], scratch.size):
+            if scratch is not None and self._within(scope) and leaves(e.indices[0], scratch.size):
                 self._fail(f"{e!r} leaves scratch of {scratch.size} elements")
 
     def _load(self, e: Expr, scope: _Scope) -> None:
@@ -668,6 +489,7 @@ class _Schedule:
         sound: set[int] = set()
         bounded: set[tuple[int, tuple[int | None, ...]]] = set()
         self._available = {n for n in (*self._s.program.inputs, *self._s.program.constants) if n is not None}
+        self._available |= {b.name for b in self._buffers.values() if b.packs is not None}
         for at, step in enumerate(self._s.steps):
             reads, writes = _touches(step)
             for name in (*reads, *writes):
@@ -705,7 +527,7 @@ class _Schedule:
 
     def _limit(self, name: str) -> int | None:
         """The elements of a buffer's memory."""
-        nbytes = _memory(self._buffers, name)
+        nbytes = memory_of(self._buffers, name)
         return None if nbytes is None else nbytes // self._buffers[name].dtype.itemsize
 
     def _bounds(self, step: KernelCall, extents: Sequence[int | None], at: int) -> None:
@@ -723,13 +545,13 @@ class _Schedule:
                     # Bounds that depend on outer variables: the iterations are not known to be all attained.
                     continue
                 if isinstance(s, (Let, Accumulate, Store)):
-                    touched = [(n.buffer, n.indices[0]) for n in _unguarded(s.value) if n.op == "load"]
+                    touched = [(n.buffer, n.indices[0]) for n in unguarded(s.value) if n.op == "load"]
                     if isinstance(s, Store):
                         touched.append((s.buffer, s.index))
                     for buffer, index in touched:
                         limit = limits.get(buffer)
                         i = ix.substitute(index, ranges) if ranges else index
-                        if limit is not None and _leaves(i, limit):
+                        if limit is not None and leaves(i, limit):
                             where = f"{i!r} in [{i.lo}, {i.hi}]"
                             self._fail(f"{step.kernel.name}: {buffer}[{where}] leaves {limit} elements", at)
 
@@ -747,7 +569,7 @@ class _Schedule:
     def _is_available(self, name: str) -> bool:
         """A buffer is written, or has no elements, or the program makes it a view of one that is."""
         base = self._buffers[name].alias_of
-        if name in self._available or _extent(self._buffers[name]) == 0:
+        if name in self._available or extent_of(self._buffers[name]) == 0:
             return True
         return base is not None and self._is_available(base)
 
@@ -772,9 +594,9 @@ class _Schedule:
             b = self._buffers.get(name)
             if b is None:
                 self._fail(f"{name} has a placement and is not a buffer")
-            if q.kind not in ("input", "constant", "output", "arena", "extern", "alias"):
+            if q.kind not in ("input", "constant", "output", "arena", "extern", "alias", "packed"):
                 self._fail(f"the placement of {name} is of unknown kind {q.kind!r}")
-            extent = _extent(b, at)
+            extent = extent_of(b, at)
             offset, nbytes = at(q.offset), at(q.nbytes)
             need = None if extent is None else extent * b.dtype.itemsize
             if q.kind == "arena" and (
@@ -788,7 +610,7 @@ class _Schedule:
                 base = self._buffers.get(q.of or "")
                 if base is None:
                     self._fail(f"{name} is placed as an alias of {q.of}, which is not a buffer")
-                have = _extent(base, at)
+                have = extent_of(base, at)
                 if need is not None and have is not None and offset + need > have * base.dtype.itemsize:
                     self._fail(f"{name} needs {need} bytes at {offset} of {base!r}")
 

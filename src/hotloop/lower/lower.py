@@ -91,7 +91,7 @@ class _Walk:
             # A number: its position matters to the caller; its value is a symbol's, or is baked.
             self.builder.number(val if isinstance(val, Index) else None)
             return None if val is None else _number(val)
-        view = self._tensor(val, "input", f"in{len(self.builder.inputs)}")
+        view = self._tensor(val, "input", f"in{len(self.builder.inputs)}", bool(node.meta.get("lasting")))
         self.builder.inputs.append(view.buffer)
         self.builder.measure(view.buffer)
         return view
@@ -106,10 +106,10 @@ class _Walk:
         self.builder.constants[view.buffer] = value
         return view
 
-    def _tensor(self, val: Tensor, kind: str, name: str) -> View:
+    def _tensor(self, val: Tensor, kind: str, name: str, lasting: bool = False) -> View:
         device = str(val.device)
         return self.builder.add_buffer(
-            tuple(val.shape), val.dtype, tuple(val.stride()), kind, name, device=device
+            tuple(val.shape), val.dtype, tuple(val.stride()), kind, name, device=device, lasting=lasting
         )
 
     def _call_function(self, node: torch.fx.Node) -> Any:

@@ -1,11 +1,11 @@
-"""Weights in the library's own blocks, kept from call to call until the weight changes.
+"""Weights in blocks, kept from call to call until the weight changes.
 
-What comes in: the arguments of a convolution at each call. What goes out: its result. What holds in between:
-a weight is packed when two calls in a row saw it unchanged, and the packed copy serves only as long as the
-tensor is the same object at the same address, with the same version counter and the same contents at
-``SAMPLES`` places. The version counter sees every update in place that autograd sees; the places see those
-made behind its back (``weight.data += ...``), unless they change a few elements alone. A weight that is new
-at every call is never packed, and costs a comparison.
+What comes in: a weight at each call. What goes out: its panels, or the result of a convolution by it. What
+holds in between: a packed copy serves only as long as the tensor is the same object at the same address, with
+the same version counter and the same contents at ``SAMPLES`` places. The version counter sees every update in
+place that autograd sees; the places see those made behind its back (``weight.data += ...``), unless they
+change a few elements alone. A convolution packs a weight when two calls in a row saw it unchanged: one that
+is new at every call costs a comparison.
 
 The next file is ``program.py``.
 """
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from hotloop import compat
+from hotloop.ir.panels import pack_panels
 
-__all__ = ["FINGERPRINT", "FINGERPRINT_NAME", "SAMPLES", "Convolution"]
+__all__ = ["FINGERPRINT", "FINGERPRINT_NAME", "SAMPLES", "Convolution", "Panels"]
 
 #: Places of eight bytes, at equal distances from the first to the last, that tell whether a weight changed.
 SAMPLES = 32
@@ -30,13 +31,22 @@ FINGERPRINT_NAME = "hotloop_fingerprint"
 #: A number that hardly ever stays the same when the memory at one of the places changes: multiply and shift,
 #: as in the finaliser of MurmurHash3 (Austin Appleby). All memory counts where there is little.
 FINGERPRINT = f"""\
-extern "C" i64 {FINGERPRINT_NAME}(const u8* memory, i64 bytes) {{
+extern "C" i64 {FINGERPRINT_NAME}(const u8* memory, i64 bytes, i64 all) {{
     typedef u64 word __attribute__((aligned(1), may_alias));
     u64 hash = (u64)bytes;
     i64 last = bytes - 8;
-    if (bytes <= {8 * SAMPLES}) {{
-        for (i64 i = 0; i < bytes; i++)
+    if (all || bytes <= {8 * SAMPLES}) {{
+        u64 part[4] = {{1, 2, 3, 4}};
+        i64 i = 0;
+        for (; i + 32 <= bytes; i += 32)
+            for (i64 k = 0; k < 4; k++) {{
+                part[k] = (part[k] ^ ((const word*)(memory + i))[k]) * 0xff51afd7ed558ccdull;
+                part[k] ^= part[k] >> 33;
+            }}
+        for (; i < bytes; i++)
             hash = (hash ^ memory[i]) * 0xff51afd7ed558ccdull;
+        for (i64 k = 0; k < 4; k++)
+            hash = (hash ^ part[k]) * 0xff51afd7ed558ccdull;
         return (i64)(hash ^ (hash >> 33));
     }}
     for (i64 i = 0; i < {SAMPLES}; i++) {{
@@ -47,26 +57,69 @@ extern "C" i64 {FINGERPRINT_NAME}(const u8* memory, i64 bytes) {{
 }}
 """
 
-Fingerprint = Callable[[int, int], int]
+Fingerprint = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What tells one state of a weight from another."""
+    """What tells one state of a weight from another. A tensor of inference mode has no version counter
+    (``None`` stands for it): all of its memory is compared."""
 
     tensor: weakref.ref[torch.Tensor]
-    version: int
+    version: int | None
     address: int
+    nbytes: int
     fingerprint: int
 
-    def still(self, weight: torch.Tensor, fingerprint: Fingerprint, nbytes: int) -> bool:
+    @staticmethod
+    def of(weight: torch.Tensor, fingerprint: Fingerprint) -> _Seen:
+        """The state that a weight is in."""
+        version = None if weight.is_inference() else weight._version
+        address, nbytes = weight.data_ptr(), weight.nbytes
+        found = fingerprint(address, nbytes, version is None)
+        return _Seen(weakref.ref(weight), version, address, nbytes, found)
+
+    def still(self, weight: torch.Tensor, fingerprint: Fingerprint) -> bool:
         """Whether ``weight`` is the tensor that was seen, with nothing written to it since."""
         return (
             self.tensor() is weight
-            and self.version == weight._version
+            and self.version == (None if self.version is None else weight._version)
             and self.address == weight.data_ptr()
-            and self.fingerprint == fingerprint(self.address, nbytes)
+            and self.fingerprint == fingerprint(self.address, self.nbytes, self.version is None)
         )
+
+
+class Panels:
+    """A weight of a matrix product in panels (see ``ir/panels.py``), packed again when it has changed.
+
+    Safe under threads: a call holds the panels that it got.
+    """
+
+    def __init__(
+        self, fingerprint: Fingerprint, sizes: Sequence[int], strides: Sequence[int], width: int
+    ) -> None:
+        self._fingerprint = fingerprint
+        self._sizes, self._strides, self._width = tuple(sizes), tuple(strides), width
+        self._kept: tuple[_Seen, torch.Tensor] | None = None
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The panels of ``weight``, seen as a matrix of the sizes and strides given."""
+        kept = self._kept
+        if kept is not None and kept[0].still(weight, self._fingerprint):
+            return kept[1]
+        self._kept = None
+        seen = _Seen.of(weight, self._fingerprint)
+        with torch.inference_mode(False), torch.no_grad():
+            plain = weight if weight.is_inference() else weight.detach()
+            panels = pack_panels(plain.as_strided(self._sizes, self._strides), self._width)
+        self._kept = (seen, panels)
+        return panels
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the panels, 0 before there are any."""
+        kept = self._kept
+        return 0 if kept is None else kept[1].nbytes
 
 
 class Convolution:
@@ -96,7 +149,7 @@ class Convolution:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` (N, C, H, W) in channels-last memory; weight (O, C / groups, KH, KW); bias (O,) or none."""
         kept = self._kept
-        if kept is not None and kept[0].still(weight, self._fingerprint, weight.nbytes):
+        if kept is not None and kept[0].still(weight, self._fingerprint):
             return compat.packed_convolution(x, kept[1], bias, *self._numbers)
         packed = self._pack(weight) if self._packable else None
         if packed is None:
@@ -112,15 +165,13 @@ class Convolution:
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor | None:
         """The packed weight, or ``None`` where it is not known to have settled or cannot be packed."""
-        if weight.is_inference() or not compat.can_pack_convolution(weight.dtype):
-            self._packable = False  # no version counter, or no instructions for this dtype
+        if not compat.can_pack_convolution(weight.dtype):
+            self._packable = False  # no instructions for this dtype
             return None
         self._kept = None
         seen = self._seen
-        if seen is None or not seen.still(weight, self._fingerprint, weight.nbytes):
-            address = weight.data_ptr()
-            print_ = self._fingerprint(address, weight.nbytes)
-            self._seen = _Seen(weakref.ref(weight), weight._version, address, print_)
+        if seen is None or not seen.still(weight, self._fingerprint):
+            self._seen = _Seen.of(weight, self._fingerprint)
             return None
         packed = compat.pack_convolution_weight(weight, self._sizes, *self._numbers)
         self._kept = (seen, packed)

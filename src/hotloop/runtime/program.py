@@ -16,7 +16,7 @@ import torch
 
 from hotloop import compat
 from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError, ProbabilityError
-from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution
+from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels
 from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program"]
@@ -47,7 +47,7 @@ class Runtime:
         self.empty = compat.empty_strided_cpu
         self._pool = pool
         self.kept_frames: list[Any] = []
-        self.convolutions: list[Convolution] = []
+        self.packed: list[Convolution | Panels] = []
         self._spare = torch.zeros(8, dtype=torch.int64)
         #: An address that may be read, for tensors without elements.
         self.nothing = self._spare.data_ptr()
@@ -67,7 +67,13 @@ class Runtime:
     def convolution(self, *numbers: Any) -> Convolution:
         """A convolution that may keep its weight in blocks; see ``Convolution`` for the numbers."""
         made = Convolution(self._kernels[FINGERPRINT_NAME], *numbers)
-        self.convolutions.append(made)
+        self.packed.append(made)
+        return made
+
+    def panels(self, *numbers: Any) -> Panels:
+        """A weight that is kept in panels; see ``Panels`` for the numbers."""
+        made = Panels(self._kernels[FINGERPRINT_NAME], *numbers)
+        self.packed.append(made)
         return made
 
     def arena(self, nbytes: int, old: torch.Tensor | None = None) -> torch.Tensor:

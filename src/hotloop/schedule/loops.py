@@ -2,7 +2,7 @@
 
 What comes in: a group, the buffers it must leave in memory, and how many threads there are. What goes out: a
 ``Kernel`` with canonical parameter names, and the buffers to bind to them. What holds in between: every
-rewrite keeps the set of points and the value at each. The next file is ``memory.py``.
+rewrite keeps the set of points and the value at each. The next file is ``products.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hotloop.ir.kernel import (
     KernelCall,
     Let,
     Loop,
+    Multiply,
     Param,
     Scratch,
     Stmt,
@@ -36,7 +37,7 @@ from .fuse import Group
 from .passes import Nest, build_nest
 from .simplify import extents
 
-__all__ = ["Machine", "build_kernel"]
+__all__ = ["Machine", "build_kernel", "finish", "map_statement", "substitute_statements"]
 
 #: A tile's edge, in bytes and in elements, where one operand is walked across the grain: long enough for the
 #: prefetchers, short enough for what is turned to stay in the L1 or L2 cache.
@@ -67,7 +68,12 @@ def build_kernel(
     nest = build_nest(g, buffers, stored, bool(g.inner) and vector in g.outer, keep_roundings)
     nest, vector = _order_and_merge(nest, vector, any(_is_arg(m.op) for m in g.members))
     body = _Loops(nest, vector, machine).build()
-    return _finish(g, body, buffers, machine)
+    work = sum(
+        ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
+    )
+    kind = "red" if g.inner else "fused"
+    points = sz.product(a.extent for a in g.axes)
+    return finish(kind, _origins(g), body, buffers, machine, points, work, single_pass=not g.inner)
 
 
 def _is_arg(op: object) -> bool:
@@ -78,6 +84,7 @@ def _is_arg(op: object) -> bool:
 
 
 def map_statement(s: Stmt, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Stmt:
+    """The statement with ``value`` applied to its values and ``index`` to its indices and bounds."""
     if isinstance(s, Let):
         return Let(s.name, value(s.value))
     if isinstance(s, Store):
@@ -93,6 +100,7 @@ def map_statement(s: Stmt, value: Callable[[Expr], Expr], index: Callable[[Index
 
 
 def substitute_statements(body: Sequence[Stmt], mapping: Mapping[Index, IndexLike]) -> tuple[Stmt, ...]:
+    """The statements with variables replaced by other indices."""
     if not mapping:
         return tuple(body)
     return tuple(
@@ -449,7 +457,12 @@ def _differences(d: Index) -> Iterator[Index]:
 # --- the kernel ---------------------------------------------------------------------------------------------
 
 
-def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], machine: Machine) -> KernelCall:
+def finish(
+    kind: str, origins: tuple[Origin, ...], body: tuple[Stmt, ...], buffers: Mapping[str, Buffer],
+    machine: Machine, points: IndexLike, work: int, single_pass: bool,
+) -> KernelCall:  # fmt: skip
+    """The call of the kernel with this body, which visits so many points: parameters and locals under
+    canonical names."""
     reads: dict[str, None] = {}
     writes: dict[str, None] = {}
     local: dict[str, str] = {}
@@ -467,6 +480,8 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
                 if e.op == "load" and e.buffer not in local:
                     reads[e.buffer] = None
                 checks = checks or _may_fail(e)
+        if isinstance(s, Multiply):
+            reads.update(dict.fromkeys((s.left, s.panel)))
     rename = dict(local)
     params: list[Param] = []
     args: list[str] = []
@@ -478,25 +493,21 @@ def _finish(g: Group, body: tuple[Stmt, ...], buffers: Mapping[str, Buffer], mac
         params.append(Param(new, buffers[name].dtype, role))
         args.append(name)
     moved = sum(sz.hint(buffers[a].nbytes) for a in args)
-    work = sum(
-        ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
-    )
     memo: dict[Expr, Expr] = {}  # what statements share is renamed once
-    threshold = _threshold(g, moved, work, machine)
+    threshold = _threshold(points, moved, work, machine)
     sizes = kernel_symbols(body, () if threshold is None else (threshold[0],))
     if threshold is not None and not sizes:
         threshold = None
     kernel = Kernel(
-        _kernel_name(g), tuple(params), tuple(_renamed(s, rename, memo) for s in body), checks,
+        _kernel_name(kind, origins), tuple(params), tuple(_renamed(s, rename, memo) for s in body), checks,
         machine.threads > 1 and (threshold is not None or max(moved, work) >= machine.parallel_threshold),
-        moved, work, not g.inner, _origins(g), sizes, threshold,
+        moved, work, single_pass, origins, sizes, threshold,
     )  # fmt: skip
     return KernelCall(kernel, tuple(args))
 
 
-def _threshold(g: Group, moved: int, work: int, machine: Machine) -> tuple[IndexLike, int] | None:
+def _threshold(points: IndexLike, moved: int, work: int, machine: Machine) -> tuple[IndexLike, int] | None:
     """From how many points on threads pay, where that is known at run time only."""
-    points = sz.product(a.extent for a in g.axes)
     if isinstance(points, int):
         return None
     # What a point moves and computes is taken from the estimates of both.
@@ -565,6 +576,8 @@ def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
         return Let(names[s.name], value(s.value))
     if isinstance(s, Store):
         return Store(names[s.buffer], index(s.index), value(s.value))
+    if isinstance(s, Multiply):
+        return replace(s, tile=names[s.tile], left=names[s.left], panel=names[s.panel])
     return Accumulate(names[s.name], value(s.value), s.position)
 
 
@@ -573,12 +586,11 @@ def _origins(g: Group) -> tuple[Origin, ...]:
     return tuple(dict.fromkeys(o for m in g.members for o in (*m.op.folded, m.op.origin)))
 
 
-def _kernel_name(g: Group) -> str:
+def _kernel_name(kind: str, origins: tuple[Origin, ...]) -> str:
     """``cpp_fused_add_mul`` or ``cpp_red_mul_softmax``: the operators inside, each once, in order."""
     words: list[str] = []
-    for o in _origins(g):
+    for o in origins:
         word = re.sub(r"\W", "_", o.target.removeprefix("aten.").split(".")[0]).strip("_")
         if word and word not in words:
             words.append(word)
-    kind = "red" if g.inner else "fused"
     return "_".join(["cpp", kind, *words[:6]])

@@ -125,7 +125,7 @@ def _kinds(
 ) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for name, b in p.buffers.items():
-        if b.alias_of is None and b.kind in ("input", "constant"):
+        if b.alias_of is None and b.kind in ("input", "constant", "packed"):
             kinds[name] = b.kind
     for step in steps:
         for name in _touched(step)[1]:

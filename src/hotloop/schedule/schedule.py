@@ -12,20 +12,23 @@ from dataclasses import replace
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
-from hotloop.ir.loops import Extern, LoopProgram
+from hotloop.ir.loops import Extern, LoopProgram, Op, op_outputs
 
 from .dependences import analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
 from .memory import plan
+from .products import Product, build_product, find_products
 from .simplify import drop_dead, drop_empty, simplify
 from .weights import mark_weight
 
 __all__ = ["schedule"]
 
 
-def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Schedule:
-    """Schedule ``program`` for ``threads`` threads."""
+def schedule(
+    program: LoopProgram, config: Config, log: Log, threads: int, level: str = "scalar"
+) -> Schedule:
+    """Schedule ``program`` for ``threads`` threads and a SIMD level, by which tiles are chosen."""
     keep_roundings = config.precision == "eager"
     if config.unfused:
         p = drop_dead(drop_empty(program))
@@ -33,11 +36,19 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int) -> Sc
         p = simplify(program, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     p = _without_unused(p)
-    machine = Machine(threads, config.parallel_threshold)
+    products: tuple[Group | Extern | Product, ...] = groups
     needed = _needed(p, groups)
+    if config.weight_packing != "off" and not config.unfused:
+        p, products = find_products(p, groups, level)
+        needed = _needed(p, products)
+    machine = Machine(threads, config.parallel_threshold)
     steps: list[KernelCall | Extern] = []
     names: dict[Kernel, str] = {}
-    for g in groups:
+    for g in products:
+        if isinstance(g, Product):
+            stored = {n for n in _results(g) if n in needed}
+            steps.append(build_product(g, p.buffers, stored, machine, keep_roundings))
+            continue
         if isinstance(g, Extern):
             steps.append(g if config.weight_packing == "off" else mark_weight(p, g))
             continue
@@ -55,18 +66,30 @@ def _named(call: KernelCall, names: dict[Kernel, str]) -> KernelCall:
     return replace(call, kernel=replace(call.kernel, name=name))
 
 
-def _needed(p: LoopProgram, groups: tuple[Group | Extern, ...]) -> set[str]:
+def _members(step: Group | Extern | Product) -> tuple[Op, ...]:
+    """The operations of a step."""
+    if isinstance(step, Product):
+        return (step.op, *(_members(step.epilogue) if step.epilogue is not None else ()))
+    return (step,) if isinstance(step, Extern) else tuple(m.op for m in step.members)
+
+
+def _results(step: Product) -> tuple[str, ...]:
+    """What a product and its epilogue compute."""
+    members = step.epilogue.members if step.epilogue is not None else ()
+    return (step.out, *(m.op.out for m in members))
+
+
+def _needed(p: LoopProgram, groups: tuple[Group | Extern | Product, ...]) -> set[str]:
     """The buffers that somebody outside their own group reads."""
     uses = analyse(p)
     group_of: dict[str, int] = {}
     op_group: dict[int, int] = {}
     position = {id(op): i for i, op in enumerate(p.ops)}
     for k, g in enumerate(groups):
-        members = (g,) if isinstance(g, Extern) else tuple(m.op for m in g.members)
-        for op in members:
+        for op in _members(g):
             op_group[position[id(op)]] = k
-            if not isinstance(op, Extern):
-                group_of[op.out] = k
+            if isinstance(g, Product) or not isinstance(op, Extern):
+                group_of.update(dict.fromkeys(op_outputs(op), k))
     needed: set[str] = set()
     for name, k in group_of.items():
         base = base_of(p.buffers, name)
@@ -81,6 +104,8 @@ def _without_unused(p: LoopProgram) -> LoopProgram:
     uses = analyse(p)
     live = set(uses.writer) | set(uses.readers) | set(uses.outputs)
     buffers = {
-        n: b for n, b in p.buffers.items() if b.kind in ("input", "constant") or base_of(p.buffers, n) in live
+        n: b
+        for n, b in p.buffers.items()
+        if b.kind in ("input", "constant", "packed") or base_of(p.buffers, n) in live
     }
     return p if len(buffers) == len(p.buffers) else replace(p, buffers=buffers)

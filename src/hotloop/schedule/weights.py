@@ -14,7 +14,7 @@ from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs
 
 from .dependences import base_of
 
-__all__ = ["mark_weight"]
+__all__ = ["lasts", "mark_weight"]
 
 
 def mark_weight(p: LoopProgram, op: Extern) -> Extern:
@@ -23,7 +23,7 @@ def mark_weight(p: LoopProgram, op: Extern) -> Extern:
         return op
     x, weight, transposed = op.args[0], op.args[1], op.args[6]
     plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
-    if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _lasts(p, weight):
+    if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _whole(p, weight):
         return op
     if not all(isinstance(n, int) for numbers in op.args[3:6] for n in numbers):
         return op
@@ -35,12 +35,16 @@ def _channels_last(v: ViewRef) -> bool:
     return v.strides == (channels * height * width, 1, channels * width, channels)
 
 
-def _lasts(p: LoopProgram, weight: ViewRef) -> bool:
+def _whole(p: LoopProgram, weight: ViewRef) -> bool:
     """Whether the weight is all of an input or constant that stays as it is."""
-    base = base_of(p.buffers, weight.buffer)
-    b = p.buffers[base]
-    if weight.buffer != base or b.kind not in ("input", "constant") or b.device != "cpu":
+    b = p.buffers[weight.buffer]
+    whole = weight.sizes == b.sizes and weight.strides == b.strides and weight.dtype is b.dtype
+    return whole and lasts(p, weight.buffer)
+
+
+def lasts(p: LoopProgram, name: str) -> bool:
+    """Whether a buffer is an input or a constant that the program leaves as it is."""
+    b = p.buffers[name]
+    if b.kind not in ("input", "constant") or b.device != "cpu" or b.alias_of is not None:
         return False
-    if weight.sizes != b.sizes or weight.strides != b.strides or weight.dtype is not b.dtype:
-        return False
-    return not any(base_of(p.buffers, name) == base for op in p.ops for name in op_outputs(op))
+    return not any(base_of(p.buffers, written) == name for op in p.ops for written in op_outputs(op))

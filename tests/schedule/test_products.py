@@ -1,0 +1,242 @@
+"""Matrix products by packed weights: right for every size, and with their elementwise neighbours inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hotloop import backend, compat
+from hotloop.config import Config
+from hotloop.dumps import Log
+from hotloop.graph import passes
+from hotloop.graph.decompositions import decompositions
+from hotloop.ir.interpret_kernel import run_schedule
+from hotloop.ir.kernel import KernelCall, Multiply, Schedule, statements
+from hotloop.ir.panels import pack_panels, panel_count
+from hotloop.ir.verify import verify_program, verify_schedule
+from hotloop.lower.lower import lower
+from hotloop.schedule.products import TILES, tile_shape
+from hotloop.schedule.schedule import schedule
+from judge import assert_as_accurate, reference_of
+
+LEVELS = sorted(TILES)
+
+
+def planned(
+    model: nn.Module, *inputs: torch.Tensor, level: str = "avx512", threads: int = 2, **options: Any
+) -> tuple[Schedule, list[Any]]:
+    """The schedule of a model's forward, checked, and the tensors that it takes."""
+    found: list[tuple[Schedule, list[Any]]] = []
+
+    def record(gm: torch.fx.GraphModule, _: Any, kind: str) -> Callable[..., Any]:
+        config = Config().replace({"parallel_threshold": 0, **options})
+        with compat.real_tensors(), Log(config, graph_id=0, kind="inference") as log:
+            backend._mark_lasting(gm)
+            program = lower(passes.run(gm, config, log), config, log)
+            verify_program(program)
+            made = schedule(program, config, log, threads, level)
+        verify_schedule(made)
+
+        def call(args: list[Any]) -> Any:
+            found.append((made, list(args)))
+            return gm(*args)
+
+        return call
+
+    torch.compiler.reset()
+    run = torch.compile(model, backend=compat.aot_backend(record, decompositions()), dynamic=False)
+    with torch.no_grad():
+        run(*inputs)
+    assert len(found) == 1
+    return found[0]
+
+
+def steps(made: Schedule) -> list[str]:
+    """For each step its target, or ``product`` or ``loops``."""
+    out = []
+    for s in made.steps:
+        if isinstance(s, KernelCall):
+            multiplies = any(isinstance(t, Multiply) for t in statements(s.kernel.body))
+            out.append("product" if multiplies else "loops")
+        else:
+            out.append(str(s.target))
+    return out
+
+
+def check(model: nn.Module, *inputs: torch.Tensor, kernels: list[str] | None = None, **more: Any) -> Schedule:
+    """The interpreter and the machine both give eager's result; the schedule has these steps."""
+    model = model.eval().requires_grad_(False)
+    made, args = planned(model, *inputs, **more)
+    if kernels is not None:
+        assert steps(made) == kernels, str(made)
+    expected = model(*inputs)
+    expected = list(expected) if isinstance(expected, tuple) else [expected]
+    reference = reference_of(model, *inputs)
+    assert_as_accurate(run_schedule(made, args, arena=True), expected, reference)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="hotloop", dynamic=False, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            result = compiled(*inputs)
+            result = list(result) if isinstance(result, tuple) else [result]
+            assert_as_accurate(result, expected, reference, check_stride=True)
+    return made
+
+
+def test_panels_hold_the_matrix_and_zeros() -> None:
+    matrix = torch.randn(5, 7)
+    for width in (1, 3, 7, 8):
+        for m in (matrix, torch.randn(7, 5).t()):
+            panels = pack_panels(m, width)
+            assert panels.shape == (panel_count(7, width), 5, width)
+            joined = panels.transpose(0, 1).reshape(5, -1)
+            assert torch.equal(joined[:, :7], m) and not joined[:, 7:].any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_tiles_cover_rows_evenly(level: str) -> None:
+    lanes, shapes = TILES[level]
+    for m in (1, 2, 7, 8, 9, 42, 128, 197):
+        for n in (8, 16, 48, 100, 768, 50257):
+            rows, width = tile_shape(m, n, level)
+            assert 1 <= rows <= m and width % lanes == 0
+            most = next(r for r, count, _ in shapes if lanes * count == width)
+            assert rows <= most and -(-m // rows) == -(-m // most)
+
+
+SIZES = [
+    (1, 8, 8), (1, 64, 48), (2, 9, 17), (7, 33, 50), (8, 384, 48), (9, 385, 64), (16, 100, 97), (21, 60, 148),
+    (43, 769, 31), (128, 64, 10), (5, 1200, 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_sizes(m: int, k: int, n: int, bias: bool) -> None:
+    check(nn.Linear(k, n, bias), torch.randn(m, k), kernels=["product"])
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("m", "k", "n"), [(37, 20, 100), (8, 20, 16), (100, 9, 8), (3, 11, 130)])
+def test_every_level_and_number_of_threads(m: int, k: int, n: int, level: str, threads: int) -> None:
+    model = nn.Sequential(nn.Linear(k, n), nn.GELU()).eval().requires_grad_(False)
+    x = torch.randn(m, k)
+    made, args = planned(model, x, level=level, threads=threads)
+    assert steps(made) == ["product"]
+    assert_as_accurate(run_schedule(made, args, arena=True), [model(x)], reference_of(model, x))
+
+
+class Block(nn.Module):
+    """A function of its input and of parameters by name."""
+
+    def __init__(self, f: Callable[..., Any], **sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.f = f
+        for name, size in sizes.items():
+            setattr(self, name, nn.Parameter(torch.randn(*size)))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.f(self, *inputs)
+
+
+def test_swiglu_runs_in_as_many_kernels_as_it_has_products() -> None:
+    def f(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.silu(F.linear(x, p.gate)) * F.linear(x, p.up), p.down) + x
+
+    model = Block(f, gate=(100, 32), up=(100, 32), down=(32, 100))
+    check(model, torch.randn(2, 9, 32), kernels=["product", "product", "product"])
+
+
+def test_gelu_block_with_residual() -> None:
+    def f(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.gelu(F.linear(x, p.w1, p.b1)), p.w2) + x
+
+    check(Block(f, w1=(100, 32), b1=(100,), w2=(32, 100)), torch.randn(3, 7, 32), kernels=["product"] * 2)
+
+
+def test_a_weight_that_lies_as_it_is_multiplied() -> None:
+    def f(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(p.b, x.view(-1, 24), p.w).view(2, 5, 40).tanh()
+
+    check(Block(f, w=(24, 40), b=(40,)), torch.randn(2, 5, 24), kernels=["product"])
+
+
+@pytest.mark.parametrize("size", [(40,), (1, 40), (10, 40), (10, 1), (1,)])
+def test_biases_that_broadcast(size: tuple[int, ...]) -> None:
+    check(Block(lambda p, x: torch.addmm(p.b, x, p.w), w=(24, 40), b=size), torch.randn(10, 24))
+
+
+def test_several_results_and_a_product_that_leaves_the_graph() -> None:
+    def f(p: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x @ p.w
+        return y, y.exp(), (y > 0).sum(1), y.t() + 1
+
+    check(Block(f, w=(24, 40)), torch.randn(10, 24))
+
+
+def test_epilogues_that_do_not_fit_a_tile_stay_apart() -> None:
+    def softmax(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ p.w, 1)
+
+    def across(p: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x @ p.w
+        return y + y.t()
+
+    def heads(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x @ p.w).view(4, 6, 3, 8).transpose(1, 2) * 2
+
+    check(Block(softmax, w=(24, 40)), torch.randn(10, 24), kernels=["product", "loops"])
+    check(Block(across, w=(24, 24)), torch.randn(24, 24), kernels=["product", "loops"])
+    check(Block(heads, w=(16, 24)), torch.randn(24, 16))
+
+
+def test_rows_of_a_larger_tensor_and_columns_of_one() -> None:
+    check(Block(lambda p, x: x[:, 3:27] @ p.w, w=(24, 40)), torch.randn(10, 30), kernels=["product"])
+    check(Block(lambda p, x: x.t() @ p.w, w=(24, 40)), torch.randn(24, 10))
+    check(Block(lambda p, x: x[1::2] @ p.w, w=(24, 40)), torch.randn(10, 24), kernels=["product"])
+
+
+def test_one_weight_used_twice_is_packed_once() -> None:
+    made = check(Block(lambda p, x: (x @ p.w).relu() @ p.w, w=(24, 24)), torch.randn(10, 24))
+    assert sum(b.packs is not None for b in made.program.buffers.values()) == 1
+
+
+def test_what_is_not_float32_or_no_parameter_is_left_to_the_library() -> None:
+    double = nn.Linear(24, 40).double()
+    check(double, torch.randn(10, 24).double(), kernels=["aten.addmm.default"])
+    check(Block(lambda p, x, w: x @ w), torch.randn(10, 24), torch.randn(24, 40), kernels=["aten.mm.default"])
+    check(Block(lambda p, x: x @ p.w, w=(24, 2)), torch.randn(10, 24), kernels=["aten.mm.default"])
+    made, _ = planned(nn.Linear(24, 40).requires_grad_(False), torch.randn(10, 24), weight_packing="off")
+    assert steps(made) == ["aten.addmm.default"]
+
+
+def test_a_weight_that_the_graph_writes_is_not_packed() -> None:
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(24, 40), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x @ self.w
+            self.w.mul_(2)
+            return y + x @ self.w
+
+    torch.compiler.reset()
+    model, other = Moving(), Moving()
+    other.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend="hotloop")
+    for _ in range(3):
+        x = torch.randn(10, 24)
+        torch.testing.assert_close(compiled(x), other(x))
+    torch.testing.assert_close(model.w, other.w)
+
+
+def test_long_sums_are_as_accurate_as_eagers() -> None:
+    torch.manual_seed(0)
+    check(nn.Linear(8000, 48), torch.randn(4, 8000) + 1, kernels=["product"])
