@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import re
 import threading
 import warnings
@@ -38,6 +39,7 @@ from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
+from hotloop.ir.samples import describe
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.lower.symbols import InexpressibleError, describe_symbols
@@ -222,7 +224,22 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         elif key is not None and not objects:
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
             graph_cache.save(_cache(config.cache_dir), *key, gm, host, texts, plan.program.constants)
-        return link(functions, host, Bound(name, plan.program.constants, objects), level, config)
+        call = link(functions, host, Bound(name, plan.program.constants, objects), level, config)
+        write = log.later("inputs.json")
+        return call if write is None else _describing(call, write)
+
+
+def _describing(call: Compiled, write: Callable[[str], None]) -> Compiled:
+    """The first call says what its inputs are like: samples of that kind are what a replay takes."""
+    waiting = [write]
+
+    def described(args: list[Any]) -> Any:
+        for say in waiting[:1]:
+            waiting.clear()
+            say(json.dumps(describe(args), indent=1))
+        return call(args)
+
+    return described
 
 
 def _mark_lasting(gm: torch.fx.GraphModule) -> tuple[int, ...]:

@@ -31,7 +31,10 @@ from torch._logging import _internal as torch_logging
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+# A function on the leaves of nested containers, those that a library registers too. torch 2.11 to 2.14.
+from torch.utils._pytree import tree_map as tree_map
 
 from hotloop.errors import OptionError
 
@@ -201,6 +204,24 @@ def is_pure(target: Any) -> bool:
     if schema is None or schema.is_mutable or not schema.returns:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The base of modes that see every operator that runs, higher-order ones too, by `__torch_dispatch__`.
+
+    torch 2.11 to 2.14: `torch.utils._python_dispatch.TorchDispatchMode`.
+    """
+
+    supports_higher_order_operators = True
+
+
+def draws_random_numbers(target: Any) -> bool:
+    """Whether an operator's result depends on a generator's state, or a higher-order one's may.
+
+    torch 2.11 to 2.14: `torch.Tag`, and the names `run_and_save_rng_state` and `run_with_rng_state`.
+    """
+    tags = getattr(target, "tags", None)
+    return "rng_state" in str(target) or (tags is not None and torch.Tag.nondeterministic_seeded in tags)
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:

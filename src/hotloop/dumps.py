@@ -138,6 +138,17 @@ class Log:
         if artifact is not None and logged:
             self._emit(artifact, written)
 
+    def later(self, name: str) -> Callable[[str], None] | None:
+        """What writes a dump once its text is known, after the compile; None without dumps."""
+        directory = self.directory
+        if directory is None:
+            return None
+
+        def write(text: str) -> None:
+            self._attempt(lambda: (directory / name).write_text(text, encoding="utf-8"))
+
+        return write
+
     def artifact(self, name: str, text: Text) -> None:
         """Log one of `ARTIFACTS` without a dump: a kernel's code, a fusion made, a hint, a timing."""
         if self.enabled(name):

@@ -47,6 +47,8 @@ if __name__ == "__main__":
 
 def print_runnable(gm: GraphModule, name: str, options: Mapping[str, Any]) -> str:
     """The program for ``gm``; ``options`` are those of the compile that differ from the defaults."""
+    if any(compat.draws_random_numbers(n.target) for n in gm.graph.nodes if n.op == "call_function"):
+        options = {**options, "fallback_random": True}  # else there is nothing to compare with
     text = _HEAD.format(name=name, options=dict(options)) + "".join(_classes(gm, "Graph"))
     given = [node for node in gm.graph.nodes if node.op == "placeholder"]
     lines = "".join(f"\n        {_input(node.meta.get('val'))},  # {node.name}" for node in given)
