@@ -411,3 +411,32 @@ def test_a_checkpoint_of_dropout_alone() -> None:
     kept = y != 1
     assert 400 < int(kept.sum()) < 600
     torch.testing.assert_close(x.grad, kept * 2 * x.cos() * y)
+
+
+NOISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand_like": torch.rand_like,
+    "randn": lambda x: torch.randn(x.shape, dtype=x.dtype),
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
+    "randint": lambda x: torch.randint(1, 9, x.shape).to(x),
+    "uniform": lambda x: torch.empty_like(x).uniform_(1, 2),
+    "dropout": lambda x: F.dropout(torch.ones_like(x), 0.3),
+    "rrelu": lambda x: F.rrelu(-torch.ones_like(x), training=True),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", NOISE)
+def test_the_backward_pass_sees_the_noise_of_the_forward_pass(name: str, again: bool, dynamic: bool) -> None:
+    def part(x: Tensor) -> Tensor:
+        return x.exp() * NOISE[name](x)
+
+    def f(x: Tensor) -> Tensor:
+        return checkpoint(part, x, use_reentrant=False) if again else part(x)
+
+    g = torch.compile(f, backend="hotloop", dynamic=dynamic)
+    for sizes in ((20, 30), (21, 40)):
+        x = torch.rand(sizes, requires_grad=True)
+        y = g(x)
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, y.detach())  # the derivative of exp(x) * noise

@@ -11,7 +11,7 @@ The next file is ``../schedule/layout.py``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,8 @@ class _Walk:
             return args[0][args[1]]
         if target is torch.ops.aten.copy_.default:
             return self._mutate(node, args[0], args[1])
-        if not isinstance(target, OpOverload) and not _has_view((args, kwargs)) and callable(target):
+        tensors = _has((args, kwargs), lambda x: isinstance(x, View)) or _has(val, is_tensor)
+        if not isinstance(target, OpOverload) and not tensors and callable(target):
             return target(*args, **kwargs)  # arithmetic on sizes
         if introduced:
             return self._data_dependent(node, args, kwargs)
@@ -270,7 +271,8 @@ def _number(x: Any) -> Any:
     return int(x) if isinstance(x, torch.SymInt) else x
 
 
-def _has_view(x: Any) -> bool:
+def _has(x: Any, what: Callable[[Any], bool]) -> bool:
+    """Whether there is such a thing in nested containers."""
     if isinstance(x, dict):
         x = tuple(x.values())
-    return any(map(_has_view, x)) if isinstance(x, (tuple, list)) else isinstance(x, View)
+    return any(_has(part, what) for part in x) if isinstance(x, (tuple, list)) else what(x)
