@@ -375,19 +375,29 @@ def _pool(threshold: int, limit: int, enabled: bool) -> OutputPool:
 
 
 def _is_symbolic(gm: torch.fx.GraphModule) -> bool:
+    """Whether sizes in the graph vary: those of its inputs, or those that only data tell."""
+
     def symbolic(value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
+            return any(isinstance(s, torch.SymInt) for s in (*value.shape, *_strides(value)))
+        if isinstance(value, (tuple, list)):
+            return any(map(symbolic, value))
         return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
-    return any(symbolic(n.meta.get("val")) for n in gm.graph.nodes if n.op == "placeholder")
+    return any(symbolic(n.meta.get("val")) for n in gm.graph.nodes)
+
+
+def _strides(tensor: torch.Tensor) -> Sequence[Any]:
+    return tensor.stride() if tensor.layout is torch.strided else ()
 
 
 def _per_size(gm: torch.fx.GraphModule, kind: str, config: Config, reason: Exception) -> Compiled:
-    """What cannot be compiled for all sizes at once is compiled for each."""
+    """What cannot be compiled for all sizes at once is compiled for each, or run where data tell them."""
+    by_data = any(n.meta.get("unbacked_bindings") for n in gm.graph.nodes)
+    how = "run uncompiled" if by_data else "compiled for each set of sizes"
     with Log(config, graph_id=next(_graph_numbers), kind=kind) as log:  # type: ignore[arg-type]
-        log.artifact("perf_hints", lambda: f"this graph is compiled for each set of sizes: {reason}")
-    return _PerSize(gm, kind, config)
+        log.artifact("perf_hints", lambda: f"this graph is {how}: {reason}")
+    return _boxed(gm) if by_data else _PerSize(gm, kind, config)
 
 
 class _PerSize:

@@ -470,6 +470,14 @@ def symbolic_expression(x: Any) -> Any:
     return x.node.shape_env.simplify(x.node.expr)
 
 
+def asserted_expression(x: Any) -> Any:
+    """The sympy expression of a symbolic number as the program wrote it: nothing is assumed.
+
+    torch 2.11 to 2.14: `SymInt.node`, `SymNode._expr`.
+    """
+    return x.node._expr
+
+
 def symbol_facts(x: Any, symbol: Any) -> tuple[int | None, int | None, int | None]:
     """What the guards say of a sympy symbol in `x`: its inclusive bounds, and its value when it was traced.
 
@@ -481,6 +489,18 @@ def symbol_facts(x: Any, symbol: Any) -> tuple[int | None, int | None, int | Non
     values = getattr(env, "backed_var_to_val", None)
     value = (env.var_to_val if values is None else values).get(symbol)
     return lo, hi, _finite(value)
+
+
+def bounds(x: Any, expression: Any) -> tuple[int | None, int | None, int | None]:
+    """The same of an expression of such symbols.
+
+    torch 2.11 to 2.14: `ShapeEnv.bound_sympy`.
+    """
+    env = x.node.shape_env
+    found = env.bound_sympy(expression)
+    values = {v: symbol_facts(x, v)[2] for v in expression.free_symbols}
+    known = None if None in values.values() else expression.xreplace(values)
+    return _finite(found.lower), _finite(found.upper), _finite(known)
 
 
 def _finite(number: Any) -> int | None:
@@ -497,14 +517,6 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     torch 2.11 to 2.14: `torch.fx.experimental.symbolic_shapes.statically_known_true`.
     """
     return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b, strict=True))
-
-
-def new_symbols(node: torch.fx.Node) -> tuple[str, ...]:
-    """The names of the symbols that only the node's data tell: sizes of `nonzero`, the value of `item`.
-
-    torch 2.11 to 2.14: `node.meta["unbacked_bindings"]`, left there by tracing.
-    """
-    return tuple(map(str, node.meta.get("unbacked_bindings") or ()))
 
 
 def size_estimate(x: Any) -> int:

@@ -73,5 +73,5 @@ def check_sizes(f: Function, inputs: Sequence[tuple[Any, ...]], compiles: int = 
             want, got = f(*given), g(*given)
             assert_as_accurate(got, want, reference_of(f, *given), check_stride=True)
     assert not found.refused
-    assert (found.symbolic, found.static) == (compiles, 0)
+    assert (found.symbolic, found.static) == (compiles, 0), found
     return found

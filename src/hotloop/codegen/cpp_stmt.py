@@ -227,7 +227,7 @@ class StatementPrinter:
         return [f"__builtin_free({s.name});"]
 
     def _multiply(self, s: Multiply) -> None:
-        at, start = (self.values.index().scalar(i).text for i in (s.at, s.start))
+        at, start = (self.values.index().scalar(i).at(ADD) for i in (s.at, s.start))
         left = s.left if at == "0" else f"{s.left} + {at}"
         panel = s.panel if start == "0" else f"{s.panel} + {start}"
         shape = f"{s.rows}, {s.columns}, {s.BLOCK}"
@@ -645,9 +645,11 @@ class StatementPrinter:
         self.writer.open("")
         self.writer.line(f"const i64 {end} = {v.index().scalar(s.stop).text};")
         self.writer.line(f"i64 {name} = {v.index().scalar(s.start).text};")
+        most = _most(s)
         for count in dict.fromkeys((groups, 1)):
             step = count * w
-            self._vectors(s, count, None, f"{end} - {step - 1}", _most(s) // step)
+            self._vectors(s, count, None, f"{end} - {step - 1}", most // step)
+            most = min(most, step)  # what is left
         if masked:
             self.writer.open(f"if ({name} < {end})")
             self._last_vector(s, f"{end} - {name}")

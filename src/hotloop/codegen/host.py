@@ -108,11 +108,15 @@ class _Host:
                 f"{', '.join(names)}, = args" if len(names) == 1 else f"{', '.join(names)} = args"
             )
         for symbol, m in self.p.symbols.items():
-            if m.kind != "number":
+            if m.value is None and m.kind != "number":
                 value = f"{names[m.input]}.{'shape' if m.kind == 'size' else 'stride()'}[{m.dim}]"
                 if m.offset:
                     value = f"({value} - {m.offset})"
                 self.head.append(f"{symbol.name} = {value}" + (f" // {m.scale}" if m.scale != 1 else ""))
+
+        for symbol, m in self.p.symbols.items():
+            if m.value is not None:
+                self.head.append(f"{symbol.name} = {python_text(m.value)}")
 
     def allocate_output(self, b: Buffer) -> None:
         sizes, strides = _tuple(b.sizes), _tuple(b.strides)
@@ -349,6 +353,7 @@ class _Host:
         lines = [
             f'"""{self.name}: the host program that hotloop generated; `build(rt)` gives the callable."""',
             "",
+            *(["import math", ""] if any("math." in line for line in (*self.head, *self.body)) else []),
             "import torch",
             "from torch import device",
             "",
@@ -423,7 +428,10 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "logical_and": "and", "logical_or": "or", "pow": "**",
 }  # fmt: skip
-_CALLED = {"maximum": "max", "minimum": "min", "sqrt": "torch.sym_sqrt", "logical_not": "not "}
+_CALLED = {
+    "maximum": "max", "minimum": "min", "sqrt": "math.sqrt", "logical_not": "not ", "floor": "math.floor",
+    "ceil": "math.ceil", "round": "round", "exp": "math.exp", "log": "math.log",
+}  # fmt: skip
 
 
 def python_text(e: Expr) -> str:

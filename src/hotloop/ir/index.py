@@ -354,7 +354,7 @@ def _all_of(combine: Callable[[IndexLike, IndexLike], Index], parts: Sequence[In
 def _merge_div_mod(constant: int, terms: dict[Index, int]) -> tuple[int, dict[Index, int]]:
     """Apply ``k * (x // k) + x % k == x`` wherever both halves are present with matching coefficients."""
     for atom, c in terms.items():
-        if any(f.kind == "mod" for f in _factors(atom)) and atom.symbolic:
+        if atom.symbolic and any(f.kind == "mod" for f in _factors(atom)):
             found = _merge_symbolic(constant, terms, next(f for f in _factors(atom) if f.kind == "mod"))
             if found is not None:
                 return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import index as ix
 from .evaluate import Bound, Evaluator, gather
-from .expr import Expr
+from .expr import Expr, symbols
 from .index import Index, IndexLike
 from .loops import Buffer, Extern, LoopProgram, Measure, Pointwise, Reduce, ViewRef, op_reads
 from .panels import pack_panels
@@ -202,7 +202,10 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
         for name, t in zip(p.inputs, inputs, strict=True)
         if name is not None and isinstance(t, Tensor)
     }
-    memory = Memory({symbol: _measured(m, inputs) for symbol, m in p.symbols.items()})
+    memory = Memory({symbol: _measured(m, inputs) for symbol, m in p.symbols.items() if m.value is None})
+    for symbol, m in p.symbols.items():
+        if m.value is not None:
+            memory.symbols[symbol] = int(scalar(m.value, memory))
     for name in (n for n in p.inputs if n is not None):
         if name not in given:
             raise ValueError(f"input {name} of {p.name} is a tensor")
@@ -248,7 +251,11 @@ def scalar(v: Any, memory: Memory) -> Any:
     """A number: itself, or the value of an expression of symbols."""
     if isinstance(v, Index):
         return memory.size(v)
-    return Evaluator(memory.symbols, _reader(memory)).value(v).item() if isinstance(v, Expr) else v
+    if not isinstance(v, Expr):
+        return v
+    named = {s.name: n for s, n in memory.symbols.items()}  # what is asserted assumes no bounds
+    own = {s: named[s.name] for s in symbols(v)}
+    return Evaluator(own, _reader(memory)).value(v).item()
 
 
 def ensure(name: str, memory: Memory, buffers: Mapping[str, Buffer]) -> None:

@@ -56,13 +56,14 @@ class Origin:
 class Measure:
     """Where a symbol's value is found when a graph is called: ``(v - offset) / scale``, with ``v`` the graph
     input of this number itself (kind ``number``), or its size or stride (``size``, ``stride``) in dimension
-    ``dim``."""
+    ``dim``. Of kind ``value`` it is computed from other symbols."""
 
     input: int
     kind: str = "number"
     dim: int = 0
     offset: int = 0
     scale: int = 1
+    value: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,8 @@ def to_text(p: LoopProgram) -> str:
 def _symbol_text(s: Index, m: Measure) -> str:
     _, lo, hi, _ = s.args
     what = f"input {m.input}" if m.kind == "number" else f"{m.kind} {m.dim} of input {m.input}"
+    if m.value is not None:
+        what = repr(m.value)
     if (m.offset, m.scale) != (0, 1):
         what += f" = {m.scale} * {s.name} + {m.offset}"
     return f"{what}, from {lo} to {'any' if hi is None else hi}"

@@ -191,6 +191,8 @@ def _enumerated(i: Index, size: int) -> bool:
 def extent_of(b: Buffer, at: Callable[[IndexLike], int] | None = None) -> int | None:
     """Elements from the buffer's first to its last, or ``None`` where a size is symbolic. ``at`` gives such
     sizes a value."""
+    if 0 in b.sizes:
+        return 0
     out = 1
     for size, step in zip(b.sizes, b.strides, strict=True):
         n, stride = (size, step) if at is None else (at(size), at(step))

@@ -11,7 +11,7 @@ The next file is ``lower.py``, the walk over the FX graph that calls the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -142,6 +142,7 @@ class Builder:
         self.ops: list[Op] = []
         self.inputs: list[str | None] = []
         self.symbols: dict[Index, Measure] = {}
+        self._told: set[Index] = set()
         self._origin = Origin()
         self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
@@ -217,6 +218,21 @@ class Builder:
                     found = Measure(len(self.inputs) - 1, kind, k, ix.linear_terms(e)[0], scale)
                     if atom.kind == "sym" and (atom not in self.symbols or self._better(atom, found)):
                         self.symbols[atom] = found
+
+    def knows(self, symbol: Index) -> bool:
+        """Whether the value of a symbol is known here."""
+        return symbol in self.symbols or symbol in self._told
+
+    def tell(self, op: Extern, found: Iterable[tuple[Any, int, int | None]]) -> None:
+        """Append a call. ``found`` are its results' sizes: symbols among them that nothing has told get
+        theirs from it."""
+        binds: dict[Index, tuple[int, int | None]] = {}
+        for e, k, dim in found:
+            if isinstance(e, Index) and e.kind == "sym" and not self.knows(e):
+                if dim is None or op.outs[k] is not None:
+                    binds.setdefault(e, (k, dim))
+        self._told.update(binds)
+        self.ops.append(replace(op, binds=tuple((e, *at) for e, at in binds.items())) if binds else op)
 
     def _better(self, symbol: Index, found: Measure) -> bool:
         """A size tells a symbol always, a stride only where there are elements."""

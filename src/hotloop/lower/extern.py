@@ -25,7 +25,7 @@ from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Extern, ViewRef
 
 from .builder import Builder, Tensor, View
-from .symbols import is_tensor
+from .symbols import is_tensor, said
 
 __all__ = ["argument", "call", "strided_like"]
 
@@ -66,7 +66,7 @@ def argument(b: Builder, x: Any, fx: Any, layouts: bool = False) -> Any:
         return b.strided(x)
     if isinstance(x, (tuple, list)):
         return tuple(argument(b, i, j, layouts) for i, j in zip(x, fx, strict=True))
-    return x
+    return said(x)
 
 
 def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -82,7 +82,8 @@ def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[s
     results = [val] if is_tensor(val) else list(val) if isinstance(val, (tuple, list)) else []
     views = [_result(b, node, i, r, is_tensor(val)) for i, r in enumerate(results)]
     names = tuple(v.buffer if isinstance(v, View) else None for v in _flat(views))
-    b.ops.append(Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin))
+    op = Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin)
+    b.tell(op, [(e, k, dim) for k, r in enumerate(results) for dim, e in enumerate(getattr(r, "shape", ()))])
     if is_tensor(val):
         return views[0]
     return tuple(views) if isinstance(val, (tuple, list)) else None

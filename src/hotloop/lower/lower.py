@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from hotloop.compat import OpOverload, new_symbols, storage_key
+from hotloop.compat import OpOverload, storage_key
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
-from hotloop.ir.loops import Extern, LoopProgram, Pointwise, ViewRef
+from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef
 
 from . import creation, extern, indexing, pointwise, pooling, random, reductions, views
 from .builder import Builder, Rule, Tensor, View, loop_vars
-from .symbols import InexpressibleError, Opaque, Symbols, is_tensor
+from .symbols import InexpressibleError, Opaque, Symbols, is_tensor, said
 
 __all__ = ["RULES", "lower"]
 
@@ -50,7 +50,10 @@ def lower(
     """Lower a graph. Raises ``CompileError`` with the operator and the user's line where a node cannot be
     lowered, ``InexpressibleError`` where its sizes are symbolic and cannot be said.
     """
-    walk = _Walk(Symbols().graph(gm) if symbolic else gm, name, config, log, symbolic)
+    symbols = Symbols()
+    walk = _Walk(symbols.graph(gm) if symbolic else gm, name, config, log, symbols if symbolic else None)
+    for symbol, value in symbols.computed.items():
+        walk.builder.symbols[symbol] = Measure(-1, "value", value=value)
     for node in walk.gm.graph.nodes:
         walk.visit(node)
     return walk.finish()
@@ -59,11 +62,14 @@ def lower(
 class _Walk:
     """One lowering under way: what each FX node has become."""
 
-    def __init__(self, gm: torch.fx.GraphModule, name: str, config: Config, log: Log, symbolic: bool) -> None:
+    def __init__(
+        self, gm: torch.fx.GraphModule, name: str, config: Config, log: Log, symbols: Symbols | None
+    ) -> None:
         self.gm = gm
         self.fallback_random = config.fallback_random
         self.log = log
-        self.symbolic = symbolic
+        self.symbolic = symbols is not None
+        self.symbols = symbols or Symbols()
         self.builder = Builder(name)
         self.values: dict[torch.fx.Node, Any] = {}
         self.outputs: list[Any] = []
@@ -90,7 +96,7 @@ class _Walk:
         if not is_tensor(val):
             # A number: its position matters to the caller; its value is a symbol's, or is baked.
             self.builder.number(val if isinstance(val, Index) else None)
-            return None if val is None else _number(val)
+            return val
         view = self._tensor(val, "input", f"in{len(self.builder.inputs)}", bool(node.meta.get("lasting")))
         self.builder.inputs.append(view.buffer)
         self.builder.measure(view.buffer)
@@ -113,10 +119,9 @@ class _Walk:
         )
 
     def _call_function(self, node: torch.fx.Node) -> Any:
-        target = node.target
+        b, target = self.builder, node.target
         val = node.meta.get("val")
-        introduced = new_symbols(node)
-        if isinstance(val, (Index, Expr)) and not introduced:
+        if self.symbolic and isinstance(val, (Index, Expr, int, float)) and not self._tells(node):
             return val  # arithmetic on sizes
         args = tuple(self._lowered(a) for a in node.args)
         kwargs = {k: self._lowered(a) for k, a in node.kwargs.items()}
@@ -127,8 +132,13 @@ class _Walk:
         tensors = _has((args, kwargs), lambda x: isinstance(x, View)) or _has(val, is_tensor)
         if not isinstance(target, OpOverload) and not tensors and callable(target):
             return target(*args, **kwargs)  # arithmetic on sizes
-        if introduced:
-            return self._data_dependent(node, args, kwargs)
+        if isinstance(val, (Index, int)) and node.meta.get("told") is not None:
+            own = tuple(extern.argument(b, a, f) for a, f in zip(args, node.args, strict=True))
+            b.tell(
+                Extern((None,), node.target, own, {}, (), b._origin),
+                ((node.meta["told"], 0, None), (val, 0, None)),
+            )
+            return val
         if isinstance(val, Opaque):
             return self._element(node, args)
         rule = RULES.get(target)
@@ -140,7 +150,7 @@ class _Walk:
             result = self._apply(rule, node, args, kwargs)
             if result is not NotImplemented:
                 return result
-        return extern.call(self.builder, node, args, kwargs)
+        return extern.call(b, node, args, kwargs)
 
     def _apply(self, rule: Rule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         try:
@@ -153,20 +163,13 @@ class _Walk:
             self.log.artifact("perf_hints", lambda: text)
             return NotImplemented
 
-    def _data_dependent(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-        """A call that gives sizes which only the data tell: ``nonzero``, ``item``."""
-        b, val = self.builder, node.meta["val"]
-        if isinstance(val, (Index, Expr)):
-            if not isinstance(val, Index) or val.kind != "sym":
-                raise InexpressibleError(f"{node.target} gives {val!r}")
-            own = tuple(extern.argument(b, a, f) for a, f in zip(args, node.args, strict=True))
-            b.ops.append(Extern((None,), node.target, own, {}, (), b._origin, binds=((val, 0, None),)))
-            return val
-        out = extern.call(b, node, args, kwargs)
-        made = b.ops[-1]
-        assert isinstance(made, Extern)
-        b.ops[-1] = replace(made, binds=tuple(Symbols.introduced(node)))
-        return out
+    def _tells(self, node: torch.fx.Node) -> bool:
+        """Whether the node is a call that gives a number that only the data tell: ``item``."""
+        told, val = node.meta.get("told"), node.meta.get("val")
+        if told is None or not isinstance(node.target, OpOverload):
+            return False
+        symbols = [s for s in (told, val) if isinstance(s, Index) and s.kind == "sym"]
+        return not all(map(self.builder.knows, symbols))
 
     def _element(self, node: torch.fx.Node, args: Any) -> Any:
         """A float that is an element of a tensor: read where it is used."""
@@ -193,7 +196,7 @@ class _Walk:
             return {k: self._lowered(x) for k, x in a.items()}
         if isinstance(a, slice):
             return slice(self._lowered(a.start), self._lowered(a.stop), self._lowered(a.step))
-        return _number(a) if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) else a
+        return self.symbols.value(a) if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) else a
 
     def _mutate(self, node: torch.fx.Node, target: View, source: View) -> View:
         """``target.copy_(source)`` on a graph input: the last write of its buffer, after every reader."""
@@ -216,7 +219,7 @@ class _Walk:
             return result
         value = self.values[result]
         if not isinstance(value, View):
-            return value
+            return said(value)
         b = self.builder
         val = result.meta.get("eager_val", result.meta["val"])
         key = storage_key(val)
@@ -261,14 +264,6 @@ class _Walk:
             for n, ours, theirs in zip(ref.sizes, ref.strides, val.stride(), strict=True)
         )
         return ref if val.numel() == 0 else replace(ref, strides=strides)
-
-
-def _number(x: Any) -> Any:
-    if isinstance(x, torch.SymBool):
-        return bool(x)
-    if isinstance(x, torch.SymFloat):
-        return float(x)
-    return int(x) if isinstance(x, torch.SymInt) else x
 
 
 def _has(x: Any, what: Callable[[Any], bool]) -> bool:

@@ -137,12 +137,7 @@ _NUMBERS = frozenset(["low", "high", "from", "to", "mean", "std", "lambd", "medi
 
 
 def _usual(val: Any) -> bool:
-    return (
-        is_tensor(val)
-        and val.dtype in DTYPES
-        and val.device.type == "cpu"
-        and val.layout is torch.strided
-    )
+    return is_tensor(val) and val.dtype in DTYPES and val.device.type == "cpu" and val.layout is torch.strided
 
 
 def _scaled(x: Expr, factor: float, shift: float, dtype: torch.dtype) -> Expr:

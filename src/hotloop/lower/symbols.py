@@ -25,7 +25,7 @@ from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
-__all__ = ["InexpressibleError", "Meta", "Opaque", "Symbols", "describe_symbols", "is_tensor"]
+__all__ = ["InexpressibleError", "Meta", "Opaque", "Symbols", "describe_symbols", "is_tensor", "said"]
 
 
 class InexpressibleError(Exception):
@@ -85,11 +85,25 @@ def is_tensor(val: Any) -> TypeGuard[torch.Tensor | Meta]:
     return isinstance(val, (torch.Tensor, Meta))
 
 
-class Symbols:
-    """The symbols of one graph, and the expressions made of them."""
+def said(value: Any) -> Any:
+    """A number, where the host program can compute it. Raises ``InexpressibleError`` where it cannot."""
+    if isinstance(value, Opaque):
+        raise InexpressibleError(value.reason)
+    if isinstance(value, Expr) and any(True for _ in ex.loads(value)):
+        raise InexpressibleError(f"{value} is read from a tensor outside of a kernel")
+    return value
 
-    def __init__(self) -> None:
+
+class Symbols:
+    """The symbols of one graph, and the expressions made of them.
+
+    ``assumes``: bounds of what only data tell are known. Not where they are about to be checked.
+    """
+
+    def __init__(self, assumes: bool = True) -> None:
+        self._assumes = assumes
         self.known: dict[str, Index] = {}
+        self.computed: dict[Index, Expr] = {}
         self._memo: dict[Any, Index] = {}
 
     # --- graphs ---------------------------------------------------------------------------------------------
@@ -100,6 +114,8 @@ class Symbols:
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in gm.graph.nodes:
             copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                copy.meta["told"] = self.told(node.meta["val"])
             for key in ("val", "eager_val"):
                 if key in node.meta:
                     copy.meta[key] = self.value(node.meta[key])
@@ -127,19 +143,6 @@ class Symbols:
         strides = tuple(self.size(s) for s in val.stride())
         return Meta(val, shape, strides, self.size(val.storage_offset()))
 
-    @staticmethod
-    def introduced(node: torch.fx.Node) -> list[tuple[Index, int, int | None]]:
-        """The symbols that a node's result tells, as ``Extern.binds`` has them."""
-        found: list[tuple[Index, int, int | None]] = []
-        val = node.meta["val"]
-        results = [val] if is_tensor(val) else list(val)
-        for k, r in enumerate(results):
-            for dim, e in enumerate(r.shape if isinstance(r, Meta) else ()):
-                if isinstance(e, Index) and e.kind == "sym" and e.name in compat.new_symbols(node):
-                    if all(f[0] is not e for f in found):
-                        found.append((e, k, dim))
-        return found
-
     # --- integers -------------------------------------------------------------------------------------------
 
     def size(self, x: Any) -> IndexLike:
@@ -163,6 +166,8 @@ class Symbols:
         name = type(e).__name__
         if name == "Pow" and e.args[1].is_Integer and 0 < int(e.args[1]) <= 8:
             return ix.as_index(sz.product([self._index(e.args[0], x)] * int(e.args[1])))
+        if name in _ROUNDED:
+            return self._computed(name, e, x)
         rule = _INTEGER.get(name)
         if rule is None:
             raise InexpressibleError(f"the size {e} has no index expression")
@@ -176,19 +181,38 @@ class Symbols:
         if name not in self.known:
             if not name.isidentifier():
                 raise InexpressibleError(f"{name} is no name for a size")
-            self.known[name] = ix.symbol(name, *compat.symbol_facts(x, e))
+            lo, hi, hint = compat.symbol_facts(x, e)
+            if hint is None and not self._assumes:
+                lo = hi = None
+            self.known[name] = ix.symbol(name, lo, hi, hint)
         return self.known[name]
+
+    def _computed(self, name: str, e: Any, x: Any) -> Index:
+        """A size that is computed in floating point: a symbol of its own."""
+        value = ex.cast(_ROUNDED[name](self._number(e.args[0], x)), torch.int64)
+        symbol = ix.symbol(f"n{len(self.computed)}", *compat.bounds(x, e))
+        self.computed[symbol] = value
+        return symbol
 
     # --- floats and truth values ----------------------------------------------------------------------------
 
+    def told(self, x: Any) -> Index | None:
+        """The symbol that a number is, before it was found to equal something else."""
+        e = compat.asserted_expression(x)
+        return self._symbol(e, x) if getattr(e, "is_Symbol", False) else None
+
     def _scalar(self, x: Any) -> Any:
+        if isinstance(x, torch.SymBool):
+            # What a program asserts of data is known to hold, once it has been checked.
+            own = Symbols(assumes=False)
+            return own._value(compat.asserted_expression(x), x)
         e = compat.symbolic_expression(x)
-        if e.is_number or e in (True, False):
-            return bool(e) if isinstance(x, torch.SymBool) else float(e)
-        return self._value(e, x)
+        return float(e) if e.is_number else self._value(e, x)
 
     def _value(self, e: Any, x: Any) -> Expr:
         """A float as a float64 value, a comparison as a bool."""
+        if e in (True, False):
+            return ex.const(bool(e), torch.bool)
         name = type(e).__name__
         if name in _COMPARISONS:
             a, b = (self._number(arg, x) for arg in e.args)
@@ -257,6 +281,12 @@ _INTEGER: Mapping[str, Callable[[Sequence[Index]], Index]] = {
     "Max": _chain(ix.maximum),
     "Min": _chain(ix.minimum),
     "Identity": lambda args: args[0],
+}
+_ROUNDED: Mapping[str, Callable[[Expr], Expr]] = {
+    "TruncToInt": lambda x: x,
+    "FloorToInt": lambda x: ex.call("floor", x),
+    "CeilToInt": lambda x: ex.call("ceil", x),
+    "RoundToInt": lambda x: ex.call("round", x),
 }
 _COMPARISONS = {
     "Equality": "eq",

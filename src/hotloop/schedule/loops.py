@@ -523,6 +523,8 @@ def kernel_symbols(body: Sequence[Stmt], more: Sequence[IndexLike] = ()) -> tupl
             found.update(v for e in (s.start, s.stop) for v in sz.symbols(e))
         elif isinstance(s, Scratch):
             found.update(sz.symbols(s.size))
+        elif isinstance(s, Multiply):
+            found.update(v for e in (s.at, s.start) for v in sz.symbols(e))
         elif isinstance(s, (Let, Store, Accumulate)):
             found.update(ex.symbols(s.value))
             own = s.index if isinstance(s, Store) else s.position if isinstance(s, Accumulate) else None

@@ -108,10 +108,10 @@ def _product(p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str)
     if not all(isinstance(v, ViewRef) and v.dtype is torch.float32 for v in op.args):
         return None
     out = p.buffers[op.outs[0]]
-    if not sz.is_static((*left.sizes, *left.strides, left.offset, *matrix.sizes, *matrix.strides)):
+    if not sz.is_static((*left.sizes[1:], *left.strides, *matrix.sizes, *matrix.strides)):
         return None
-    m, k, n = int(left.sizes[0]), int(left.sizes[1]), int(matrix.sizes[1])
-    if min(m * LEAST, k, n) < LEAST or out.device != "cpu" or out.alias_of is not None:
+    m, k, n = left.sizes[0], sz.static(left.sizes[1]), sz.static(matrix.sizes[1])
+    if min(sz.hint(m) * LEAST, k, n) < LEAST or out.device != "cpu" or out.alias_of is not None:
         return None
     if left.strides[1] != 1 or out.strides != (n, 1) or not _is_matrix(p, matrix):
         return None
@@ -133,11 +133,13 @@ def _is_matrix(p: LoopProgram, v: ViewRef) -> bool:
     return b.lasting and len(b.sizes) == 2 and same and v.offset == 0 and lasts(p, v.buffer)
 
 
-def tile_shape(rows: int, columns: int, level: str) -> tuple[int, int]:
+def tile_shape(rows: IndexLike, columns: int, level: str) -> tuple[int, int]:
     """Rows and columns of the tiles for a product of so many rows and columns: little padding, few loads."""
     lanes, shapes = TILES[level]
     padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
     most, count, _ = min(shapes, key=lambda s: padded[s])
+    if isinstance(rows, Index):
+        return most, lanes * count
     tiles = -(-rows // most)
     return -(-rows // tiles), lanes * count  # as many tiles, of about equal height
 
@@ -188,9 +190,7 @@ def _works_on_tiles(p: LoopProgram, g: Group, product: Product) -> bool:
             return False
         for n in ex.loads(m.body):
             at = flat_index(p.buffers, n.buffer, n.indices)
-            if ix.coefficient(at, column) not in (0, 1) or (
-                n.buffer == product.out and at != _flat(axes)
-            ):
+            if ix.coefficient(at, column) not in (0, 1) or (n.buffer == product.out and at != _flat(axes)):
                 return False
     return True
 
@@ -200,31 +200,24 @@ def _rows_and_column(buffers: Mapping[str, Buffer], g: Group, out: str) -> tuple
     if g.inner:
         return None
     reads = [n for m in g.members for n in ex.loads(m.body) if n.buffer == out]
-    columns = int(ix.as_index(buffers[out].sizes[1]).value)
+    columns = sz.static(buffers[out].sizes[1])
     at = flat_index(buffers, out, reads[0].indices)
     steps: dict[Index, int] = {}
     for a in g.outer:
         c = ix.coefficient(at, a)
-        if not isinstance(c, int) or c <= 0 or not isinstance(a.extent, int):
+        if c is None or not sz.at_least(c, 1):
             return None
-        steps[a] = c
+        steps[a] = sz.hint(c)
     axes = tuple(sorted(g.outer, key=lambda a: -steps[a]))
-    fits = axes and int(axes[-1].extent) == columns and at == _flat(axes)  # type: ignore[arg-type]
-    return axes if fits and _points(axes) == buffers[out].numel else None
+    fits = axes and axes[-1].extent == columns and at == _flat(axes)
+    return axes if fits and sz.product(a.extent for a in axes) == buffers[out].numel else None
 
 
 def _flat(axes: Sequence[Index]) -> Index:
     out = ix.const(0)
     for a in axes:
-        out = out * int(a.extent) + a  # type: ignore[arg-type]
+        out = out * a.extent + a
     return out
-
-
-def _points(axes: Sequence[Index]) -> int:
-    total = 1
-    for a in axes:
-        total *= int(a.extent)  # type: ignore[arg-type]
-    return total
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------
@@ -236,23 +229,23 @@ def build_product(
     x: Product, buffers: Mapping[str, Buffer], stored: set[str], machine: Machine, keep_roundings: bool
 ) -> KernelCall:
     """The kernel of a product. ``stored``: the buffers needed outside of it."""
-    m, n = (int(ix.as_index(s).value) for s in buffers[x.out].sizes)
+    m, n = buffers[x.out].sizes[0], sz.static(buffers[x.out].sizes[1])
     row, column = ix.var("row", m), ix.var("column", n)
     body = _at_each_element(x, buffers, stored, row, column, keep_roundings)
-    nest = _Tiles(x, m, n, int(x.left.sizes[1]), row, column, body, machine)  # type: ignore[arg-type]
+    nest = _Tiles(x, m, n, sz.static(x.left.sizes[1]), row, column, body, machine)
     members = x.epilogue.members if x.epilogue is not None else ()
     origins = (x.op.origin, *(o for member in members for o in (*member.op.folded, member.op.origin)))
-    work = m * n * nest.depth
+    work = sz.hint(m) * n * nest.depth
     body = nest.build()
     seen = tuple(dict.fromkeys(origins))
-    return finish("fused", seen, body, buffers, machine, m * n, work, single_pass=False)
+    return finish("fused", seen, body, buffers, machine, sz.plain(m * n), work, single_pass=False)
 
 
 def _at_each_element(
     x: Product, buffers: Mapping[str, Buffer], stored: set[str], row: Index, column: Index, keep: bool
 ) -> tuple[Stmt, ...]:
     """What happens to one element of the product; it reads the element from ``_TILE[column]``."""
-    n = int(column.extent)  # type: ignore[arg-type]
+    n = column.extent
     value: Expr = ex.load(_TILE, (column,), torch.float32)
     if x.bias is not None:
         value = ex.call("add", value, ex.load(x.bias.buffer, (_bias_at(x.bias, row, column),), torch.float32))
@@ -263,7 +256,7 @@ def _at_each_element(
     assert axes is not None
     nest = build_nest(x.epilogue, buffers, stored, False, keep)
     mapping: dict[Index, IndexLike] = {axes[-1]: column}
-    sizes = [int(a.extent) for a in axes[:-1]]  # type: ignore[arg-type]
+    sizes = [a.extent for a in axes[:-1]]
     mapping.update(zip(axes[:-1], ix.delinearize(row, sizes), strict=True))
 
     def tile(e: Expr) -> Expr | None:
@@ -282,7 +275,7 @@ class _Tiles:
     """The loops around a tile: panels, runs of rows, tiles of whole and of remaining rows."""
 
     def __init__(
-        self, x: Product, m: int, n: int, depth: int, row: Index, column: Index, body: tuple[Stmt, ...],
+        self, x: Product, m: IndexLike, n: int, depth: int, row: Index, column: Index, body: tuple[Stmt, ...],
         machine: Machine,
     ) -> None:  # fmt: skip
         self.x = x
@@ -298,6 +291,11 @@ class _Tiles:
             out.append(self.panels(whole, lambda panel: self.runs(panel * 1, self.x.width, whole)))
         if self.n % self.x.width:
             out += self.runs(ix.const(whole), self.n % self.x.width, 1)
+        if isinstance(self.m, Index):
+            if whole:
+                out.append(self.panels(whole, lambda panel: self.varying_rest(panel * 1, self.x.width)))
+            if self.n % self.x.width:
+                out += self.varying_rest(ix.const(whole), self.n % self.x.width)
         return tuple(out)
 
     def panels(self, count: int, runs: object) -> Loop:
@@ -307,6 +305,8 @@ class _Tiles:
     def runs(self, panel: Index, columns: int, panels: int) -> tuple[Stmt, ...]:
         """Runs of rows, as many as it takes to have work for every thread."""
         rows = self.x.rows
+        if isinstance(self.m, Index):
+            return self.varying_runs(panel, columns, panels, self.m // rows)
         tiles = self.m // rows
         runs = max(1, min(-(-4 * self.machine.threads // panels), tiles))
         if runs == 1:
@@ -323,18 +323,39 @@ class _Tiles:
             inside += (Loop(last, 0, turns, "serial", self.rest(panel, columns)),)
         return (Loop(run, 0, runs, "parallel", inside),)
 
+    def varying_runs(self, panel: Index, columns: int, panels: int, tiles: Index) -> tuple[Stmt, ...]:
+        """The same for a number of rows that is known only at run time, without those of no whole tile."""
+        most = sz.hint(tiles)
+        size = max(1, -(-most // max(1, min(-(-4 * self.machine.threads // panels), most))))
+        run = ix.var("run", sz.plain((tiles + (size - 1)) // size))
+        inside = self.tiles(panel, columns, run * size, ix.minimum(run * size + size, tiles))
+        return (Loop(run, 0, run.extent, "parallel", inside),)
+
+    def varying_rest(self, panel: Index, columns: int) -> tuple[Stmt, ...]:
+        """The rows of no whole tile, in tiles of 8, 4, 2 and 1 rows: as the bits of their number say."""
+        rest = ix.mod(self.m, self.x.rows)
+        out: list[Stmt] = []
+        for rows in (8, 4, 2, 1):
+            if rows < self.x.rows:
+                first = ix.as_index(self.m) - rest + rest // (2 * rows) * (2 * rows)
+                body = self.tile(panel, columns, first, rows, f"_rest{rows}")
+                out.append(Loop(ix.var(f"last{rows}", 2), 0, (rest // rows) % 2, "serial", body))
+        return tuple(out)
+
     def tiles(self, panel: Index, columns: int, start: IndexLike, stop: IndexLike) -> tuple[Stmt, ...]:
         """Tiles of whole rows, from one number to another."""
-        if not self.m // self.x.rows:
+        count = self.m // self.x.rows
+        if count == 0:
             return ()
-        tile = ix.var("block", self.m // self.x.rows)
+        tile = ix.var("block", count)
         body = self.tile(panel, columns, tile * self.x.rows, self.x.rows)
         return (Loop(tile, start, stop, "serial", body),)
 
     def rest(self, panel: Index, columns: int) -> tuple[Stmt, ...]:
         """The rows that no whole tile has."""
-        rows = self.m % self.x.rows
-        return self.tile(panel, columns, ix.const(self.m - rows), rows, "_rest") if rows else ()
+        m = sz.static(self.m)
+        rows = m % self.x.rows
+        return self.tile(panel, columns, ix.const(m - rows), rows, "_rest") if rows else ()
 
     def tile(self, panel: Index, columns: int, first: Index, rows: int, suffix: str = "") -> tuple[Stmt, ...]:
         """The product of one tile, and what happens to each of its elements."""
@@ -342,7 +363,7 @@ class _Tiles:
         name = _TILE + suffix
         at = ix.linearize((first,), (x.left.strides[0],), x.left.offset)
         product = Multiply(
-            name, x.left.buffer, at, int(ix.as_index(x.left.strides[0]).value), x.panels,
+            name, x.left.buffer, at, sz.static(x.left.strides[0]), x.panels,
             panel * (self.depth * width), rows, width, self.depth,
         )  # fmt: skip
         inner = ix.var(f"r{suffix}", rows)

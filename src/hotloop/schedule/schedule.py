@@ -25,9 +25,7 @@ from .weights import mark_weight
 __all__ = ["schedule"]
 
 
-def schedule(
-    program: LoopProgram, config: Config, log: Log, threads: int, level: str = "scalar"
-) -> Schedule:
+def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level: str = "scalar") -> Schedule:
     """Schedule ``program`` for ``threads`` threads and a SIMD level, by which tiles are chosen."""
     keep_roundings = config.precision == "eager"
     if config.unfused:
