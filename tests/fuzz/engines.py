@@ -70,9 +70,8 @@ class _Graph:
         if engine == "interpret":
             return run_program(self.program, args)
         if engine.endswith("loops"):
-            return run_schedule(
-                self.plans[engine.replace("unfused loops", "unfused").replace("loops", "fused")], args
-            )
+            plan = self.plans["unfused" if engine.startswith("unfused") else "fused"]
+            return run_schedule(plan, args, arena=True)
         return self.calls[engine](list(args))
 
 

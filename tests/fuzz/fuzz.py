@@ -235,7 +235,7 @@ def run(
             failure = Failure(own, "stages", _short(error))
         if failure is None:
             failure = _attempt(own, truth, traced, "interpret")
-        if failure is not None and failure.engine == "graph" and _captured_wrong(own, truth):
+        if failure is not None and _captured_wrong(own, truth, failure):
             yield own, None, False
         elif failure is not None:
             yield own, failure, True
@@ -253,11 +253,14 @@ def run(
         yield program, next((f for f in found if f is not None), None), True
 
 
-def _captured_wrong(program: Program, truth: Truth) -> bool:
-    """Whether AOTAutograd's own graph, run by PyTorch, differs already."""
+def _captured_wrong(program: Program, truth: Truth, failure: Failure) -> bool:
+    """Whether AOTAutograd's own graph, run by PyTorch, differs already: its values, or its strides."""
+    strides = ": strides" in failure.text
+    if failure.engine != "graph" and not strides:
+        return False
     plain = aot_function(program.function(), fw_compiler=lambda gm, _: gm, bw_compiler=lambda gm, _: gm)
     try:
-        return truth.difference(observe(program, plain), strides=False) is not None
+        return truth.difference(observe(program, plain), strides=strides) is not None
     except Exception:  # noqa: BLE001 - then PyTorch cannot run what it has captured
         return True
 

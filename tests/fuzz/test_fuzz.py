@@ -26,6 +26,43 @@ CASES: dict[str, Program] = {
         (Step("v0", "x1.reshape(-1)"), Step("v9", "torch.logical_xor(x2, v0)")),
         ("v9",),
     ),
+    "a result that takes the place of what a later statement reads": Program(
+        (Input("x1", "torch.randn(40, 8)", 163),),
+        (
+            Step("v3", "x1 + x1"),
+            Step("v10", "torch.exp(v3.clamp(max=3))"),
+            Step("v17", "v3.gather(0, v3.argsort(0))"),
+            Step("v18", "v3 + v10"),
+            Step("v22", "v17 * v10"),
+            Step("v25", "torch.pow(2, v22.clamp(-3, 3))"),
+            Step("v19", "torch.cat([v18, v17], 0)"),
+            Step("v27", "torch.addcmul(v19, v19, v19, value=0.5)"),
+            Step("v24", "torch.stack([v10, v18], 0)"),
+        ),
+        ("v22", "v24", "v25", "v27"),
+    ),
+    "an index under a condition that all lanes share": Program(
+        (Input("x1", "torch.randn(40, 8)", 163),),
+        (
+            Step("v1", "x1 != x1"),
+            Step("v9", "v1 & 3"),
+            Step("v17", "x1.gather(0, x1.argsort(0))"),
+            Step("v19", "torch.cat([v9, x1 + 1, v17], 0)"),
+            Step("v27", "torch.addcmul(v19, v19, v19, value=0.5)"),
+        ),
+        ("v27",),
+    ),
+    "a bool that is gathered under a condition that all lanes share": Program(
+        (Input("x1", "torch.randint(-9, 10, (13, 1))", 69),),
+        (
+            Step("v1", "torch.masked_fill(x1, x1 > 3, 0)"),
+            Step("v2", "x1 == v1"),
+            Step("v8", "v2.roll(3, 0)"),
+            Step("v13", "torch.cat([x1, v8, x1], 1)"),
+            Step("v15", "v13.to(torch.float32)"),
+        ),
+        ("v8", "v15"),
+    ),
 }
 
 

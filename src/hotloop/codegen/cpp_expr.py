@@ -299,6 +299,8 @@ class ExprPrinter:
             return Code(f"{test} ? {text} : {self._zero(e.dtype, False)}", LOW)
         text = self._load_lanes(e.buffer, i)
         if guard is not None and not guard.vector:
+            if e.dtype is torch.bool:
+                text = f"canonical({text})"  # both sides of a choice have one type
             return Code(f"{guard.text} ? {text} : {self._zero(e.dtype, True)}", LOW, True)
         return Code(text, vector=True)
 
@@ -385,9 +387,12 @@ class ExprPrinter:
         if checked:
             guard = self._guard
             if guard is not None and vector:
-                text = f"select({guard.text}, {text}, {elem}x{self.lanes.count}{{}})"
-            elif guard is not None and not guard.vector:
-                text = f"{guard.text} ? {text} : 0"
+                zeros = f"{elem}x{self.lanes.count}{{}}"
+                lanes, choice = (f"select({guard.text}, {text}, {zeros})", f"{guard.text} ? {text} : {zeros}")
+                text = lanes if guard.vector else choice
+            elif guard is not None:
+                test = f"any({guard.text})" if guard.vector else guard.text
+                text = f"{test} ? {text} : 0"
             text = f"in_range({text}, {self.index().scalar(size).text}, &error)"
         kind = "const" if not vector else f"{elem}x{self.lanes.count}"
         return self.bind(payload, Code(text, vector=vector), key, "i64" if kind == "const" else kind, "at")

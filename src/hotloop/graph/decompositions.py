@@ -67,7 +67,7 @@ _FUSIBLE = _names(
     _softmax _log_softmax native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update
     _batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward upsample_bicubic2d
-    native_dropout_backward
+    native_dropout_backward grid_sampler_2d
     """
 )
 

@@ -93,8 +93,14 @@ def _iota(b: Builder, node: torch.fx.Node, length: int, *, start: int, step: int
 def _linspace(b: Builder, node: torch.fx.Node, start: Any, end: Any, steps: int, **_: Any) -> Any:
     """From the nearer end, so that both ends are exact."""
     val = node.meta["val"]
-    numbers = all(isinstance(x, (int, float)) for x in (start, end))
-    if not _cpu(val) or not val.dtype.is_floating_point or not numbers:
+    given = (int, float, View)
+    if (
+        not _cpu(val)
+        or not val.dtype.is_floating_point
+        or not all(isinstance(x, given) for x in (start, end))
+    ):
+        return NotImplemented
+    if not isinstance(steps, int) or any(isinstance(x, View) and x.dtype not in DTYPES for x in (start, end)):
         return NotImplemented
     if not fits(start, val.dtype) or not fits(end, val.dtype):
         return NotImplemented
@@ -102,13 +108,19 @@ def _linspace(b: Builder, node: torch.fx.Node, start: Any, end: Any, steps: int,
     (i,) = loop_vars("i", val.shape)
     if steps <= 1:
         return _filled(b, node, start)
-    step = ex.const((end - start) / (steps - 1), dtype)
+    first, last = (
+        ex.cast(x.at(()), dtype) if isinstance(x, View) else ex.const(x, dtype) for x in (start, end)
+    )
+    if isinstance(start, View) or isinstance(end, View):
+        step = ex.call("div", ex.call("sub", last, first), ex.const(steps - 1, dtype))
+    else:
+        step = ex.const((end - start) / (steps - 1), dtype)
 
     def times_step(position: ix.Index) -> ex.Expr:
         return ex.call("mul", step, ex.cast(ex.index_value(position), dtype))
 
-    low = ex.call("add", ex.const(start, dtype), times_step(i))
-    high = ex.call("sub", ex.const(end, dtype), times_step(steps - 1 - i))
+    low = ex.call("add", first, times_step(i))
+    high = ex.call("sub", last, times_step(steps - 1 - i))
     first_half = ex.call("lt", ex.index_value(i), ex.index_value(steps // 2))
     return store(b, val, ex.cast(ex.where(first_half, low, high), val.dtype))
 

@@ -494,6 +494,35 @@ def entr(x: Expr) -> Expr:
     return ex.where(isnan(x), x, ex.where(gt(x, like(x, 0)), positive, rest))
 
 
+def ldexp(x: Expr, n: Expr) -> Expr:
+    return times(x, ex.call("pow", like(n, 2), n))
+
+
+def angle(x: Expr) -> Expr:
+    """Of a real number: pi below zero, 0 above; NaN stays."""
+    side = ex.where(lt(x, like(x, 0)), like(x, math.pi), like(x, 0))
+    return ex.where(isnan(x), x, side)
+
+
+def trigamma(x: Expr) -> Expr:
+    """Below one half by reflection, then six steps up, then the asymptotic series in 1 / x."""
+    one, low = like(x, 1), lt(x, like(x, 0.5))
+    sine = ex.call("sin", times(like(x, math.pi), x))
+    mirrored = neg(over(like(x, math.pi**2), times(sine, sine)))
+    at = ex.where(low, minus(one, x), x)
+    total = ex.where(low, mirrored, like(x, 0))
+    for _ in range(6):
+        total = plus(total, over(one, times(at, at)))
+        at = plus(at, one)
+    inverse_square = over(one, times(at, at))
+    series = like(x, 1 / 42)
+    for coefficient in (1 / 30, 1 / 6):
+        series = minus(like(x, coefficient), times(inverse_square, series))
+    tail = plus(plus(one, over(one, times(like(x, 2), at))), times(inverse_square, series))
+    total = plus(total, over(tail, at))
+    return ex.where(low, neg(total), total)
+
+
 def sinc(x: Expr) -> Expr:
     product = times(like(x, math.pi), x)
     return ex.where(eq(x, like(x, 0)), like(x, 1), over(ex.call("sin", product), product))

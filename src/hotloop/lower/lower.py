@@ -26,7 +26,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef
 
-from . import creation, extern, indexing, pointwise, pooling, random, reductions, views
+from . import creation, extern, indexing, pointwise, pooling, products, random, ranks, reductions, views
 from .builder import Builder, Rule, Tensor, View, loop_vars
 from .symbols import InexpressibleError, Opaque, Symbols, is_tensor, said
 
@@ -39,6 +39,8 @@ RULES: Mapping[Any, Rule] = {
     **views.RULES,
     **indexing.RULES,
     **pooling.RULES,
+    **products.RULES,
+    **ranks.RULES,
     **creation.RULES,
     **random.RULES,
 }

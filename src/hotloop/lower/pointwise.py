@@ -222,6 +222,8 @@ def _arithmetic() -> list[Elementwise]:
         *_formula_rows("addcmul addcdiv clamp", 3),
         *_rows("lerp", 3, fm.lerp, exact=True),
         *_formula_rows("clamp_min clamp_max heaviside", 2),
+        *_rows("ldexp", 2, fm.ldexp),
+        *_rows("angle", 1, fm.angle),
         *_rows("deg2rad", 1, fm.scaled(math.pi / 180)),
         *_rows("rad2deg", 1, fm.scaled(180 / math.pi)),
     ]
@@ -382,6 +384,26 @@ def _log_sigmoid_forward(b: Builder, node: torch.fx.Node, x: View) -> Any:
     return first, store(b, scratch, fm.exp(fm.neg(fm.absolute(x_at))))
 
 
+def _nextafter(b: Builder, node: torch.fx.Node, x: View, y: View) -> Any:
+    """A neighbour in the dtype: only where the dtype is the one that is computed in."""
+    if node.meta["val"].dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return _NEXTAFTER.apply(b, node, [x, y])
+
+
+_NEXTAFTER = Elementwise("nextafter", op("nextafter"), 2)
+
+
+def _polygamma(b: Builder, node: torch.fx.Node, n: int, x: View) -> Any:
+    """The derivatives of log gamma that have a formula: the first and the second."""
+    if n > 1:
+        return NotImplemented
+    return (_TRIGAMMA if n else _DIGAMMA).apply(b, node, [x])
+
+
+_DIGAMMA, _TRIGAMMA = Elementwise("digamma", op("digamma"), 1), Elementwise("trigamma", fm.trigamma, 1)
+
+
 def _elu_backward(b: Builder, node: torch.fx.Node, g: View, *args: Any) -> Any:
     *numbers, x = args
     return _ELU_BACKWARD.apply(b, node, [g, x], numbers)
@@ -398,6 +420,8 @@ def _special() -> dict[str, Rule]:
         **dict.fromkeys(("_to_copy", "prims::convert_element_type"), _cast),
         "copy": _copy,
         "elu_backward": _elu_backward,
+        "nextafter": _nextafter,
+        "polygamma": _polygamma,
         "div": _div,
         "floor_divide": _floor_divide,
         "remainder": _modulo("remainder"),

@@ -5,7 +5,7 @@ goes out: for small windows one ``Pointwise`` with the window written out, for l
 it. What holds in between: positions are index expressions, so the masks of a window that cannot leave the
 plane vanish, and the sums run in eager's order.
 
-This is the last of the rule modules.
+The next file is ``products.py``.
 """
 
 from __future__ import annotations
@@ -219,6 +219,48 @@ class _Window:
         return ex.index_value(self.flat(at))
 
 
+@dataclass(frozen=True)
+class _AdaptiveWindow(_Window):
+    """The part of the plane that falls to an output: its length differs from output to output."""
+
+    outs: tuple[int, ...] = ()
+
+    def start(self, k: int, o: IndexLike) -> IndexLike:
+        return o * self.planes[k] // self.outs[k]
+
+    def tap(self, v: Vars, offsets: Sequence[IndexLike]) -> tuple[Expr, Expr, Expr]:
+        lead = self.x.ndim - self.n
+        inside, at = [], []
+        for k, (o, offset) in enumerate(zip(v[lead:], offsets, strict=True)):
+            place = ix.add(self.start(k, o), offset)
+            end = ((o + 1) * self.planes[k] + (self.outs[k] - 1)) // self.outs[k]
+            inside += [between(place, 0, self.planes[k]), between(place, 0, end)]
+            at.append(place)
+        value = ex.masked(_all(inside), compute_value(self.x.at((*v[:lead], *at))), self.lowest)
+        return _all(inside), value, ex.index_value(self.flat(at))
+
+    def first(self, v: Vars) -> Expr:
+        lead = self.x.ndim - self.n
+        return ex.index_value(self.flat([self.start(k, o) for k, o in enumerate(v[lead:])]))
+
+
+def _adaptive_max_pool(n: int) -> Rule:
+    def rule(b: Builder, node: Node, x: View, output_size: Ints) -> Any:
+        planes = x.sizes[x.ndim - n :]
+        if not _floats(x) or 0 in x.sizes or 0 in output_size or not sz.is_static((*planes, *output_size)):
+            return NotImplemented
+        outs = tuple(map(sz.static, output_size))
+        taps = tuple(
+            max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
+            for size, out in zip(map(sz.static, planes), outs, strict=True)
+        )
+        if math.prod(taps) > _MOST_TAPS:
+            return NotImplemented
+        return _maxima(b, node, _AdaptiveWindow(x, taps, (), (), (), outs))
+
+    return rule
+
+
 def _max_pool(n: int) -> Rule:
     def rule(
         b: Builder,
@@ -237,36 +279,41 @@ def _max_pool(n: int) -> Rule:
         large = math.prod(kernel) > _MOST_TAPS
         if large and uses(node, 1):
             return NotImplemented
-        offsets = list(itertools.product(*map(range, kernel)))
         like = result(node, 0)
         if large:
             return (
                 b.reduce(tuple(like.shape), kernel, "max", x.dtype, lambda v, r: w.tap(v, r)[1], like),
                 None,
             )
-
-        def value(v: Vars) -> Expr:
-            out = w.tap(v, offsets[0])[1]
-            for o in offsets[1:]:
-                out = ex.call("maximum", out, w.tap(v, o)[1])
-            return out
-
-        def position(v: Vars) -> Expr:
-            most, at = w.lowest, w.first(v)
-            for o in offsets:
-                inside, candidate, where = w.tap(v, o)
-                # As eager: the first of equal values, but the last of several NaNs.
-                better = ex.call("gt", candidate, most)
-                if candidate.dtype.is_floating_point:
-                    better = ex.call("logical_or", better, ex.call("isnan", candidate))
-                better = ex.call("logical_and", inside, better)
-                most, at = ex.where(better, candidate, most), ex.where(better, where, at)
-            return at
-
-        values = moved(b, like, value) if uses(node, 0) else None
-        return values, moved(b, result(node, 1), position) if uses(node, 1) else None
+        return _maxima(b, node, w)
 
     return rule
+
+
+def _maxima(b: Builder, node: Node, w: _Window) -> Any:
+    """The largest element of each window, and its position in the plane."""
+    offsets = list(itertools.product(*map(range, w.kernel)))
+
+    def value(v: Vars) -> Expr:
+        out = w.tap(v, offsets[0])[1]
+        for o in offsets[1:]:
+            out = ex.call("maximum", out, w.tap(v, o)[1])
+        return out
+
+    def position(v: Vars) -> Expr:
+        most, at = w.lowest, w.first(v)
+        for o in offsets:
+            inside, candidate, where = w.tap(v, o)
+            # As eager: the first of equal values, but the last of several NaNs.
+            better = ex.call("gt", candidate, most)
+            if candidate.dtype.is_floating_point:
+                better = ex.call("logical_or", better, ex.call("isnan", candidate))
+            better = ex.call("logical_and", inside, better)
+            most, at = ex.where(better, candidate, most), ex.where(better, where, at)
+        return at
+
+    values = moved(b, result(node, 0), value) if uses(node, 0) else None
+    return values, moved(b, result(node, 1), position) if uses(node, 1) else None
 
 
 # --- resizing -----------------------------------------------------------------------------------------------
@@ -435,6 +482,8 @@ RULES: dict[Any, Rule] = {
     aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
     aten.adaptive_avg_pool1d.default: _adaptive_avg_pool(1),
     aten.max_pool2d_with_indices.default: _max_pool(2),
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
     aten.max_pool3d_with_indices.default: _max_pool(3),
     aten.upsample_nearest1d.default: _nearest(1, centred=False),
     aten.upsample_nearest2d.default: _nearest(2, centred=False),

@@ -440,6 +440,21 @@ def _vector_norm(
     return _finish(b, powers, lambda m: ex.call("pow", m, _number(1.0 / p, m)), out)
 
 
+def _dist(b: Builder, node: torch.fx.Node, x: View, y: View, p: float = 2) -> Any:
+    """The norm of a difference that broadcasts."""
+    out = result(node)
+    if not {x.dtype, y.dtype} <= {out.dtype} or x.numel == 0 or y.numel == 0:
+        return NotImplemented
+    if not sz.is_static((*x.sizes, *y.sizes)):
+        return NotImplemented
+    sizes = tuple(torch.broadcast_shapes(x.sizes, y.sizes))  # type: ignore[no-untyped-call]
+    wide_x, wide_y = x.expand(sizes), y.expand(sizes)
+    difference = b.pointwise(
+        sizes, out.dtype, lambda v: ex.call("sub", compute_value(wide_x.at(v)), compute_value(wide_y.at(v)))
+    )
+    return _vector_norm(b, node, difference, p)
+
+
 def _norm(
     b: Builder,
     node: torch.fx.Node,
@@ -491,6 +506,7 @@ RULES: dict[Any, Rule] = {
     aten.nansum.default: _nansum,
     aten.mean.default: _mean_all,
     aten.mean.dim: _mean,
+    aten.dist.default: _dist,
     aten.count_nonzero.default: _count_nonzero,
     aten.count_nonzero.dim_IntList: _count_nonzero,
     aten.amax.default: _amax("max"),

@@ -120,6 +120,13 @@ def _slice(
     return _slice_view(x, dim, _slice_start(x.sizes[dim], start), step, result(node).shape[dim])
 
 
+def _narrow_copy(b: Builder, node: Node, x: View, dim: int, start: int, length: int) -> Any:
+    if x.dtype not in SUPPORTED:
+        return NotImplemented
+    dim %= x.ndim
+    return moved(b, result(node), _slice_view(x, dim, start % max(x.sizes[dim], 1), 1, length).at)
+
+
 def _select_view(x: View, dim: int, at: IndexLike) -> View:
     return x.remap(
         [s for d, s in enumerate(x.sizes) if d != dim], lambda v: (*v[:dim], ix.as_index(at), *v[dim:])
@@ -620,6 +627,7 @@ RULES: dict[Any, Rule] = {
     aten.repeat.default: _repeat,
     aten.repeat_interleave.self_int: _repeat_interleave,
     aten.rot90.default: _rot90,
+    aten.narrow_copy.default: _narrow_copy,
     aten.pixel_shuffle.default: _pixel_shuffle,
     aten.pixel_unshuffle.default: _pixel_unshuffle,
     aten.channel_shuffle.default: _channel_shuffle,

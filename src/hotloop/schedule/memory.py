@@ -16,7 +16,7 @@ from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.kernel import KernelCall, Placement, Schedule, Store, expressions, statements
+from hotloop.ir.kernel import KernelCall, Loop, Placement, Schedule, Store, expressions, statements
 from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs, op_reads
 
 from .dependences import base_of
@@ -152,13 +152,18 @@ def _in_place(
     """Let outputs of a kernel take the place of inputs that nobody reads afterwards."""
     params = call.kernel.params
     loads: dict[str, set[Index]] = {}
-    for e in expressions(call.kernel.body):
-        for n in ex.loads(e):
-            loads.setdefault(n.buffer, set()).update(n.indices)
     stores: dict[str, set[Index]] = {}
-    for s in statements(call.kernel.body):
+    written: dict[str, int] = {}  # the number of the statement that first writes
+    last_read: dict[str, int] = {}  # the number of the statement that last reads
+    for k, s in enumerate(statements(call.kernel.body)):
+        read = [] if isinstance(s, Loop) else list(expressions((s,)))
         if isinstance(s, Store):
             stores.setdefault(s.buffer, set()).add(s.index)
+            written.setdefault(s.buffer, k)
+            read += [atom.args[0] for atom in ix.indirect_atoms(s.index)]
+        for n in (n for e in read for n in ex.loads(e)):
+            loads.setdefault(n.buffer, set()).update(n.indices)
+            last_read[n.buffer] = k
     taken: set[str] = set()
     overlapping: set[str] = set()
     if any(p.role == "inout" for p in params):
@@ -180,7 +185,9 @@ def _in_place(
                 p.buffers[other].nbytes == p.buffers[name].nbytes
                 and source.dtype.itemsize == out.dtype.itemsize
             )
-            if same and len(stores[out.name]) == 1 and loads.get(source.name) == stores[out.name]:
+            # A later statement of the same iteration would read what has just been written.
+            before = last_read.get(source.name, 0) <= written[out.name]
+            if same and before and len(stores[out.name]) == 1 and loads.get(source.name) == stores[out.name]:
                 shared[name] = other
                 _extend(lives, shared, name)
                 taken.add(other)
