@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import hotloop
 from engines import ENGINES, Traced, build
+from judge import float64_reference, to_float64
 from programs import Input, Noise, Program, Step, agrees, generate, make_inputs
 
 __all__ = ["Failure", "check", "run"]
@@ -117,6 +118,7 @@ class Truth:
     """What eager does, and how far rounding may move it."""
 
     def __init__(self, program: Program) -> None:
+        self._program = program
         function = program.function()
         self.eager = observe(program, function)
         self.strides = [
@@ -145,11 +147,31 @@ class Truth:
     def difference(self, got: Observed, strides: bool = True) -> str | None:
         """What differs, or nothing."""
         pairs = zip(self.names, self.bounds, self.strides, self.eager.tensors(), got.tensors(), strict=True)
-        for name, bound, announced, (_, want), (_, have) in pairs:
+        for k, (name, bound, announced, (_, want), (_, have)) in enumerate(pairs):
             text = _differs(want, have, bound, announced if strides else None)
-            if text is not None:
+            if text is not None and not self._as_accurate(k, want, have, bound):
                 return f"{name}: {text}"
         return None
+
+    def _as_accurate(self, k: int, want: Tensor | None, have: Tensor | None, bound: float) -> bool:
+        """Whether float64 says that this is no further from the truth than eager, as judge.py asks: one
+        operator that adds many terms is off by more than a unit in the last place."""
+        if want is None or have is None or not want.is_floating_point() or want.shape != have.shape:
+            return False
+        exact = self._in_float64()
+        true = None if exact is None else list(exact.tensors())[k][1]
+        if true is None or true.shape != want.shape or true.dtype is not torch.float64 or not want.numel():
+            return False
+        theirs = float((want.to(torch.float64) - true).abs().amax())
+        return bool(((have.to(torch.float64) - true).abs() <= 2 * theirs + bound).all())
+
+    def _in_float64(self) -> Observed | None:
+        inputs = [to_float64(t.detach()).requires_grad_(t.requires_grad) for t in make_inputs(self._program)]
+        try:
+            with float64_reference():
+                return _observe(inputs, self._program.function())
+        except Exception:  # noqa: BLE001 - then nothing but the noise decides
+            return None
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -87,7 +87,7 @@ def cases() -> dict[str, Case]:
         "geglu": (lambda x: x.chunk(2, -1)[0] * F.gelu(x.chunk(2, -1)[1]), (_r(5, 48),)),
         "two_outputs": (lambda x, y: (x + y, (x + y).sin(), (x * y).sum(-1)), (_r(6, 20), _r(6, 20))),
         "matmul": (lambda x, w, b: F.relu(F.linear(x, w, b)) + 1, (_r(4, 5, 16), _r(24, 16), _r(24))),
-        "matmul_chain": (lambda x, w: F.gelu(F.gelu(x @ w) @ w) @ w, (_r(8, 16), _r(16, 16))),
+        "matmul_chain": (lambda x, w: F.gelu(F.gelu(x @ w) @ w) @ w, (_r(40, 16), _r(16, 16))),
         "integers": (lambda x, y: (x // y, x % y, x << 1), (torch.arange(-20, 20), torch.full((40,), 3))),
         "zero_dim": (lambda x, y: (x + 1) * y, (torch.tensor(2.0), torch.tensor(3.0))),
         "empty": (lambda x: (x + 1, x.sum(0)), (_r(0, 5),)),

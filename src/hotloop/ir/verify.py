@@ -672,12 +672,20 @@ class _Schedule:
             active.append((last, start, end_here, name))
 
     def _in_place(self, at: int, new: str, old: str) -> bool:
-        """Whether a step says that it writes one buffer over another: neither parameter is ``restrict``."""
+        """Whether a step says that it writes one buffer over another: neither parameter is ``restrict``, and
+        no statement reads the old one after the new one is written."""
         step = self._s.steps[at]
         if not isinstance(step, KernelCall):
             return False
         roles = {n: q for q, n in zip(step.kernel.params, step.args, strict=True) if not q.restrict}
-        return new in roles and old in roles and roles[old].role == "in" and roles[new].role == "out"
+        if not (new in roles and old in roles and roles[old].role == "in" and roles[new].role == "out"):
+            return False
+        written = False
+        for s in statements(step.kernel.body):
+            if written and roles[old].name in _loaded(s):
+                return False
+            written = written or (isinstance(s, Store) and s.buffer == roles[new].name)
+        return True
 
     def _frees(self) -> None:
         frees = self._s.frees
@@ -698,6 +706,16 @@ class _Schedule:
                 freed.add(root)
                 if last.get(root, -1) > at:
                     self._fail(f"{name} is freed before its last use", at)
+
+
+def _loaded(s: Stmt) -> set[str]:
+    """The parameters that one statement reads, by itself."""
+    if isinstance(s, Multiply):
+        return {s.left, s.panel}
+    values = [s.value] if isinstance(s, (Let, Accumulate, Store)) else []
+    if isinstance(s, Store):
+        values += [atom.args[0] for atom in ix.indirect_atoms(s.index)]
+    return {n.buffer for e in values for n in walk(e) if n.op == "load"}
 
 
 def _touches(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -90,7 +90,7 @@ def _iota(b: Builder, node: torch.fx.Node, length: int, *, start: int, step: int
     return _arithmetic_sequence(b, node, start, step)
 
 
-def _linspace(b: Builder, node: torch.fx.Node, start: Any, end: Any, steps: int, **_: Any) -> Any:
+def _linspace(b: Builder, node: torch.fx.Node, start: Any, end: Any, steps: Any, **_: Any) -> Any:
     """From the nearer end, so that both ends are exact."""
     val = node.meta["val"]
     given = (int, float, View)

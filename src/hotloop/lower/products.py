@@ -124,7 +124,9 @@ def _addbmm(b: Builder, node: Node, c: View, x: View, y: View, *, beta: Any = 1,
     """The sum of a batch of products."""
     like = result(node)
     batch, _, inner = x.sizes
-    if not _taken(b, like, batch * inner, c, x, y) or not (fits(alpha, like.dtype) and fits(beta, like.dtype)):
+    if not _taken(b, like, batch * inner, c, x, y) or not (
+        fits(alpha, like.dtype) and fits(beta, like.dtype)
+    ):
         return NotImplemented
     product = _sum_of_products(
         b, like, (batch, inner), lambda v, r: x.at((r[0], v[0], r[1])), lambda v, r: y.at((*r, v[1])),

@@ -124,7 +124,7 @@ def _narrow_copy(b: Builder, node: Node, x: View, dim: int, start: int, length: 
     if x.dtype not in SUPPORTED:
         return NotImplemented
     dim %= x.ndim
-    return moved(b, result(node), _slice_view(x, dim, start % max(x.sizes[dim], 1), 1, length).at)
+    return moved(b, result(node), _slice_view(x, dim, _slice_start(x.sizes[dim], start), 1, length).at)
 
 
 def _select_view(x: View, dim: int, at: IndexLike) -> View:
