@@ -112,7 +112,7 @@ def test_constants_of_the_graph() -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: torch.sort(x.view(-1, 1).repeat(1, 40), 1, stable=True),
+        lambda x: torch.sort(x.view(-1, 1).repeat(1, 40), dim=1, stable=True),
         lambda x: torch.sort(x.flatten().repeat(4))[0] * 2,
         lambda x: torch.topk(x.t(), 2)[0] + 1,
         lambda x: torch.cumsum(x.t() * 2, 0),
