@@ -7,6 +7,7 @@ eager's, wherever they go: accumulated, through frozen parameters, views, hooks,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -170,6 +171,71 @@ def test_hooks_on_modules() -> None:
     got = gradients(compiled(m), x)
     assert_as_accurate(got, want)
     torch.testing.assert_close(outputs[0], outputs[-1])
+
+
+def test_whole_steps() -> None:
+    def step(m: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(5, 7)
+    results = []
+    for f in (compiled(step), step):
+        m = network()
+        optimizer = torch.optim.Adam(m.parameters(), 1e-2)
+        losses = [f(m, optimizer, x) for _ in range(4)]
+        results.append([*losses, *(p.detach() for p in m.parameters())])
+    assert_as_accurate(*results)
+
+
+def test_a_saved_tensor_that_was_written_raises() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w.exp()).sin()
+
+    w = wanting(8, 8)
+    for g in (compiled(f), f):
+        x = wanting(8, 8).clone()
+        y = g(x, w)
+        with torch.no_grad():
+            x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            y.sum().backward()
+
+
+def test_hooks_on_saved_tensors() -> None:
+    m, x = network(), wanting(5, 7)
+    want = gradients(m, x)
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
+        assert_as_accurate(gradients(compiled(m), x), want)
+    assert packed
+    with torch.autograd.graph.save_on_cpu():
+        assert_as_accurate(gradients(compiled(m), x), want)
+
+
+def test_anomalies_are_found() -> None:
+    f = compiled(lambda x: x.sqrt() * 0)
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="nan"):
+        f(torch.zeros(3, requires_grad=True)).sum().backward()
+
+
+def test_backward_passes_on_several_threads() -> None:
+    m = network()
+    f = compiled(m)
+    x = torch.randn(5, 7)
+
+    def slope(g: Fn) -> Tensor:
+        own = x.clone().requires_grad_()
+        return torch.autograd.grad(g(own).square().sum(), own)[0]
+
+    want = slope(m)
+    slope(f)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: slope(f), range(40)):
+            torch.testing.assert_close(got, want)
 
 
 # --- inputs and results that are views ----------------------------------------------------------------------
