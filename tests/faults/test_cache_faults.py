@@ -226,22 +226,20 @@ def test_corrupt_files_are_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, which: str
 ) -> None:
     cache = Cache(tmp_path / "cache")
-    with monkeypatch.context() as patch:
-        # Not loaded at first: what is damaged here must not be mapped into this process already.
-        patch.setattr(build_module, "_load", lambda file: ctypes.CDLL(None))
-        _build(cache)
+    library = _build(cache)
     path = _built_file(tmp_path / "cache")
     if which == "record":
         path = path.with_name(path.name + ".meta")
     FAULTS[fault](path)
+    assert _ask(library) == 42  # what is loaded is not the file
     loaded: list[bytes] = []
-    original = build_module._load
+    original = build_module._load_from_memory
 
-    def load(file: Path) -> ctypes.CDLL:
-        loaded.append(file.read_bytes())
-        return original(file)
+    def load(data: bytes, name: str) -> ctypes.CDLL | None:
+        loaded.append(data)
+        return original(data, name)
 
-    monkeypatch.setattr(build_module, "_load", load)
+    monkeypatch.setattr(build_module, "_load_from_memory", load)
     assert _ask(_again(cache, monkeypatch)) == 42
     assert len(loaded) == 1 and loaded[0].startswith(b"\x7fELF")
     assert len(cache.why()) >= 2
@@ -346,9 +344,12 @@ def test_the_folder_is_deleted_mid_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert _built_file(tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("memory", [True, False], ids=["from memory", "from a file"])
 def test_the_library_is_deleted_between_write_and_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create")
     cache = Cache(tmp_path / "cache")
     put = cache.put
 
@@ -360,3 +361,93 @@ def test_the_library_is_deleted_between_write_and_load(
 
     monkeypatch.setattr(cache, "put", put_and_lose)
     assert _ask(_build(cache)) == 42
+
+
+def test_libraries_are_loaded_from_files_where_memory_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    cache = Cache(tmp_path / "cache")
+    assert [_ask(_build(cache, TEXT.replace("42", str(value)))) for value in (42, 43)] == [42, 43]
+    assert _ask(_again(cache, monkeypatch)) == 42
+
+
+def test_a_number_of_a_file_that_serves_again_is_another_library(tmp_path: Path) -> None:
+    """Each is loaded from a closed file whose number the next one gets."""
+    cache = Cache(tmp_path / "cache")
+    libraries = [_build(cache, TEXT.replace("42", str(value))) for value in range(8)]
+    assert [_ask(library) for library in libraries] == list(range(8))
+
+
+SLOW = """#!/bin/sh
+# A compiler during whose work another process empties the cache.
+rm -rf {folder}/tmp
+exec g++ "$@"
+"""
+
+
+def test_the_cache_is_cleared_while_the_compiler_works(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(SLOW.format(folder=tmp_path / "cache"))
+    compiler.chmod(0o700)
+    builder = Builder(find_toolchain(str(compiler)), Cache(tmp_path / "cache"), workers=1)
+    assert _ask(builder.build([Source("answer", TEXT)])[0]) == 42
+
+
+def test_what_a_killed_build_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = Cache(tmp_path / "cache")
+    with cache.scratch() as used:
+        assert used.parent == tmp_path
+        (tmp_path / "hotloop-build-old").mkdir()
+        os.utime(tmp_path / "hotloop-build-old", (0, 0))
+        (tmp_path / "another").mkdir()
+        os.utime(tmp_path / "another", (0, 0))
+        cache.sweep()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "cache", used.name]
+    assert not used.exists()
+
+
+def test_files_may_not_grow(tmp_path: Path) -> None:
+    """The limit of a file's size is met by compiler and cache: an error that says so, and no half file."""
+    program = f"""
+import resource, sys
+from hotloop.errors import ToolchainError
+from hotloop.runtime.build import Builder, Source
+from hotloop.runtime.cache import Cache
+from hotloop.runtime.toolchain import find_toolchain
+resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+try:
+    Builder(find_toolchain(), Cache(sys.argv[1]), workers=1).build([Source("answer", {TEXT!r})])
+except ToolchainError as error:
+    assert "no folder to compile" in str(error) and "limit exceeded" in str(error), error
+else:
+    raise AssertionError("compiled")
+"""
+    process = _start(program, str(tmp_path / "cache"))
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    assert not list((tmp_path / "cache").rglob("*.so"))
+    assert _ask(_build(Cache(tmp_path / "cache"))) == 42
+
+
+@pytest.mark.parametrize("shift", [-400 * 86400, 400 * 86400], ids=["past", "future"])
+def test_the_clock_is_set(shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a time that has not come, or long gone: they are found, and the sweep does its work."""
+    cache = Cache(tmp_path / "cache", limit=3000)
+    for index in range(8):
+        assert cache.put(f"{index:064x}", ".bin", bytes([index]) * 500) is not None
+    (tmp_path / "cache" / "tmp" / "left").write_bytes(b"x")
+    for path in (tmp_path / "cache").rglob("*"):
+        os.utime(path, (time.time() + shift + 2, time.time() + shift))
+    assert [cache.get(f"{index:064x}", ".bin") for index in range(8)] == [bytes([i]) * 500 for i in range(8)]
+    cache.sweep()
+    assert cache.info().bytes <= 2400
+    assert cache.put(KEY, ".bin", b"new") is not None and cache.get(KEY, ".bin") == b"new"
+    assert _ask(_build(cache)) == 42
+    real = time.time
+    with monkeypatch.context() as patch:  # and once more, between one look-up and the next
+        patch.setattr(cache_module.time, "time", lambda: real() - shift)
+        assert cache.get(KEY, ".bin") == b"new" or cache.put(KEY, ".bin", b"new") is not None
+        assert _ask(_again(cache, monkeypatch)) == 42
+        cache.sweep()

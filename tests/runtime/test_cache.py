@@ -57,15 +57,13 @@ def test_scratch_is_removed_whatever_happens(tmp_path: Path) -> None:
 def test_a_miss_says_why(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     parts = {"source": "a", "flags": "-O3", "compiler": "1"}
-    assert cache.find(digest(parts), ".so", "kernel", parts) is None
+    assert cache.get(digest(parts), ".so", "kernel", parts) is None
     cache.put(digest(parts), ".so", b"x", "kernel", parts)
-    assert cache.find(digest(parts), ".so", "kernel", parts) is not None
+    assert cache.get(digest(parts), ".so", "kernel", parts) is not None
     newer = {**parts, "flags": "-O2", "compiler": "2"}
-    assert cache.find(digest(newer), ".so", "kernel", newer) is None
-    path = cache.find(digest(parts), ".so", "kernel", parts)
-    assert path is not None
-    path.unlink()
-    assert cache.find(digest(parts), ".so", "kernel", parts) is None
+    assert cache.get(digest(newer), ".so", "kernel", newer) is None
+    cache.path(digest(parts), ".so").unlink()
+    assert cache.get(digest(parts), ".so", "kernel", parts) is None
     assert cache.why() == [
         ("kernel", "not seen before"),
         ("kernel", "changed: flags, compiler"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -34,6 +35,9 @@ _DISK_FAULTS = (
     "Read-only file system",
     "Permission denied",
     "cannot open output file",
+    "Disk quota exceeded",
+    "File too large",
+    "File size limit exceeded",
 )
 _STDERR_LINES = 20
 
@@ -58,7 +62,7 @@ class LoadedLibrary:
     Arguments:
         name: of the source that was first compiled to it.
         key: content hash of text, flags, compiler, SIMD level and hotloop's version.
-        path: the file it was loaded from, which may be gone by now.
+        path: the file that holds it, which may be gone by now.
         handle: the ctypes library; calls through it release the GIL.
     """
 
@@ -229,54 +233,63 @@ class Builder:
         self._finish(key, future, library)
 
     def _from_cache(self, source: Source, key: str, parts: dict[str, str]) -> LoadedLibrary | None:
-        path = self.cache.find(key, _SUFFIX, source.name, parts)
-        if path is None:
-            return None
-        with contextlib.suppress(OSError):  # removed since, by another process: a miss
-            return LoadedLibrary(source.name, key, path, _load(path))
+        data = self.cache.get(key, _SUFFIX, source.name, parts)
+        if data is not None:
+            with contextlib.suppress(ToolchainError):  # made with another torch, say: compile it again
+                return self._loaded(source, key, data)
         return None
 
     def _compile(self, source: Source, key: str, parts: dict[str, str]) -> LoadedLibrary:
         try:
-            return self._compile_in(source, key, parts, fallback=False)
+            data = self._compile_in(source, key, fallback=False)
         except _DiskError:
-            # The cache's disk is full or read-only: once more in a temporary folder.
-            return self._compile_in(source, key, parts, fallback=True)
+            # The disk of temporary files is full or read-only: once more in the cache.
+            data = self._compile_in(source, key, fallback=True)
+        if self.cache.put(key, _SUFFIX, data, source.name, parts) is not None:
+            self.cache.put(key, ".cpp", source.text.encode(), source.name)
+        try:
+            return self._loaded(source, key, data)
+        except ToolchainError:
+            self.cache.drop(key, _SUFFIX)
+            raise
 
-    def _compile_in(self, source: Source, key: str, parts: dict[str, str], fallback: bool) -> LoadedLibrary:
+    def _compile_in(self, source: Source, key: str, fallback: bool) -> bytes:
+        """The bytes of the library that the compiler makes."""
         try:
             with self.cache.scratch(fallback) as folder:
                 text, output = folder / f"{key[:16]}.cpp", folder / f"{key[:16]}{_SUFFIX}"
                 text.write_text(source.text, encoding="utf-8")
                 stub = self._stub(folder) if self.toolchain.needs_stub else None
-                command = self.toolchain.command(text, output, self.level, stub)
-                self._run(command, folder, source)
-                data = output.read_bytes()
+                self._run(self.toolchain.command(text, output, self.level, stub), folder, source)
+                return output.read_bytes()
         except OSError as error:
             if fallback:
                 raise ToolchainError(
                     f"no folder to compile '{source.name}' in: {error}",
-                    hint="free some disk space, or set HOTLOOP_CACHE_DIR or TMPDIR to a folder with room",
+                    hint="free some disk space, or set TMPDIR or HOTLOOP_CACHE_DIR to a folder with room",
                 ) from error
             raise _DiskError from error
-        path = None if fallback else self.cache.put(key, _SUFFIX, data, source.name, parts)
-        if path is None:
-            # Not kept; the loader still needs a file.
-            path = _write_private(self.cache.private_folder() / f"{key}{_SUFFIX}", data)
-        else:
-            self.cache.put(key, ".cpp", source.text.encode(), source.name)
+
+    def _loaded(self, source: Source, key: str, data: bytes) -> LoadedLibrary:
+        path = self.cache.path(key, _SUFFIX)
+        handle = _load_from_memory(data, path.name)
         try:
-            return LoadedLibrary(source.name, key, path, _load(path))
+            if handle is None:
+                try:
+                    handle = _load(path)
+                except OSError:
+                    if path.exists():
+                        raise
+                    # Not kept, or removed since by another process: the loader needs a file.
+                    path = _write_private(self.cache.private_folder() / path.name, data)
+                    handle = _load(path)
         except OSError as error:
-            if path.exists():
-                raise ToolchainError(
-                    f"the compiled '{source.name}' does not load: {error}",
-                    hint="a folder mounted 'noexec' holds no libraries: set HOTLOOP_CACHE_DIR to another; "
-                    "an undefined symbol is a fault of hotloop",
-                ) from error
-            # The folder was cleared between the write and the load.
-            path = _write_private(self.cache.private_folder() / f"{key}{_SUFFIX}", data)
-            return LoadedLibrary(source.name, key, path, _load(path))
+            raise ToolchainError(
+                f"the compiled '{source.name}' does not load: {error}",
+                hint="a folder mounted 'noexec' holds no libraries: set HOTLOOP_CACHE_DIR to another; "
+                "an undefined symbol is a fault of hotloop",
+            ) from error
+        return LoadedLibrary(source.name, key, path, handle)
 
     def _stub(self, folder: Path) -> Path:
         """An empty library called libtorch_cpu.so to link against: 20 ms, once per cache."""
@@ -319,6 +332,8 @@ class Builder:
                     start_new_session=sys.platform != "win32",
                 )
             except OSError as error:
+                if not folder.is_dir():
+                    raise
                 # It was there when it was looked for.
                 kind = MissingCompilerError if isinstance(error, FileNotFoundError) else ToolchainError
                 raise kind(f"cannot run the C++ compiler {command[0]}: {error.strerror}") from error
@@ -332,8 +347,9 @@ class Builder:
             return
         if self._stopped:
             raise ToolchainError(f"compiling '{source.name}' was interrupted")
-        if any(words in printed for words in _DISK_FAULTS):
-            raise OSError(printed.strip().splitlines()[-1])
+        for line in printed.splitlines():
+            if any(words in line for words in _DISK_FAULTS):
+                raise OSError(line.strip())
         raise self._failed(command, process.returncode, printed, source)
 
     def _failed(self, command: tuple[str, ...], status: int, printed: str, source: Source) -> ToolchainError:
@@ -375,14 +391,39 @@ if hasattr(os, "register_at_fork"):
 
 
 class _DiskError(Exception):
-    """The folder that was compiled in would not take the files."""
+    """The folder that was compiled in would not take the files, or is gone."""
+
+
+# RTLD_NOW, ctypes's own rule: a missing symbol is an error here and not a crash in the middle of a kernel.
+# RTLD_LOCAL: kernels of two libraries may have the same name.
+_MODE = getattr(os, "RTLD_LOCAL", ctypes.DEFAULT_MODE)
+_memory_files = itertools.count()
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    # RTLD_NOW, ctypes's own rule: a missing symbol is an error here and not a crash in the middle of a
-    # kernel. RTLD_LOCAL: kernels of two libraries may have the same name.
-    mode = getattr(os, "RTLD_LOCAL", ctypes.DEFAULT_MODE)
-    return ctypes.CDLL(str(path), mode=mode)
+    return ctypes.CDLL(str(path), mode=_MODE)
+
+
+def _load_from_memory(data: bytes, name: str) -> ctypes.CDLL | None:
+    """The library of these bytes, without a file that somebody could write to; None where that does not go.
+
+    A file that is changed after it was checked would be another library, and one that is cut short while it
+    is mapped ends the process. On Linux alone; a system may forbid to run such memory.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    with contextlib.suppress(OSError):
+        handle = os.memfd_create(name[:64], os.MFD_CLOEXEC)
+        try:
+            with open(handle, "wb", closefd=False) as file:
+                file.write(data)
+            # The loader takes an equal path for an equal library, and the number of a closed file serves
+            # again: the path is spelled differently each time.
+            spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_memory_files):b}")
+            return ctypes.CDLL(f"/proc/self/fd/{spelling}{handle}", mode=_MODE)
+        finally:
+            os.close(handle)
+    return None
 
 
 def _write_private(path: Path, data: bytes) -> Path:

@@ -42,6 +42,7 @@ _FORMAT = 1
 _SWEEP_EVERY = 256  # files written between two looks at the size of the cache
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that was killed
 _TOUCH_SECONDS = 600.0  # a use younger than this need not be noted again
+_BUILD_PREFIX = "hotloop-build-"  # of the folders that compilers work in
 _EVENTS_LIMIT = 1 << 20  # bytes of events.jsonl before it becomes events.1.jsonl
 
 
@@ -91,31 +92,22 @@ class Cache:
         self.directory = self.wanted
         if problem is not None:
             self.directory = self._use_fallback(problem)
-        atexit.register(_flush, weakref.ref(self))
+        reference = weakref.ref(self)
+        atexit.register(_flush, reference)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: _renew_lock(reference))
 
     # ---------------------------------------------------------------- look-up
-
-    def find(
-        self, key: str, suffix: str, name: str = "", parts: Mapping[str, str] | None = None
-    ) -> Path | None:
-        """The verified file of `key`, or None; the miss and its reason are noted under `name`.
-
-        `parts` are the texts that the key was made from, by what they are ("source", "flags", ...): a later
-        miss of the same name says which of them changed.
-        """
-        path = self._path(key, suffix)
-        data, reason = self._verified(path)
-        if data is None:
-            self._note_miss(name or key[:16], suffix, reason or self._why(name, parts))
-            return None
-        self._note_hit(path)
-        return path
 
     def get(
         self, key: str, suffix: str, name: str = "", parts: Mapping[str, str] | None = None
     ) -> bytes | None:
-        """The verified bytes of `key`, or None, as `find`."""
-        path = self._path(key, suffix)
+        """The verified bytes of `key`, or None; the miss and its reason are noted under `name`.
+
+        `parts` are the texts that the key was made from, by what they are ("source", "flags", ...): a later
+        miss of the same name says which of them changed.
+        """
+        path = self.path(key, suffix)
         data, reason = self._verified(path)
         if data is None:
             self._note_miss(name or key[:16], suffix, reason or self._why(name, parts))
@@ -155,20 +147,24 @@ class Cache:
         """Keep a JSON value under `key`; False when the disk would not take it."""
         return self.put(key, ".json", json.dumps(value).encode(), name) is not None
 
+    def drop(self, key: str, suffix: str) -> None:
+        """Forget what is kept under `key`: it turned out to be of no use."""
+        self._drop(self.path(key, suffix))
+
     @contextlib.contextmanager
     def scratch(self, fallback: bool = False) -> Iterator[Path]:
         """A private folder to build in, removed at the end.
 
-        It lies in the cache, or, where that cannot be written or `fallback` asks for it, in a temporary
-        folder.
+        A temporary one that no other process knows of: `clear` in another process must not take a source
+        from its compiler. Where there is no room for that, or `fallback` asks for it, it lies in the cache.
         """
         folder: str | None = None
         if not fallback:
             with contextlib.suppress(OSError):
-                _make_private(self.directory / "tmp")
-                folder = tempfile.mkdtemp(dir=self.directory / "tmp")
+                folder = tempfile.mkdtemp(prefix=_BUILD_PREFIX)
         if folder is None:
-            folder = tempfile.mkdtemp(dir=self.private_folder())
+            _make_private(self.directory / "tmp")
+            folder = tempfile.mkdtemp(dir=self.directory / "tmp")
         try:
             yield Path(folder)
         finally:
@@ -240,7 +236,8 @@ class Cache:
 
     # ---------------------------------------------------------------- inside
 
-    def _path(self, key: str, suffix: str) -> Path:
+    def path(self, key: str, suffix: str) -> Path:
+        """Where the payload of `key` is, or would be."""
         return self.directory / "objects" / key[:2] / (key + suffix)
 
     def _verified(self, path: Path) -> tuple[bytes | None, str | None]:
@@ -266,7 +263,7 @@ class Cache:
                 file.unlink()
 
     def _write(self, key: str, suffix: str, data: bytes, name: str, parts: Mapping[str, str] | None) -> Path:
-        path = self._path(key, suffix)
+        path = self.path(key, suffix)
         digests = {part: hashlib.sha256(text.encode()).hexdigest() for part, text in (parts or {}).items()}
         record = {
             "format": _FORMAT,
@@ -363,7 +360,7 @@ class Cache:
         return found
 
     def sweep(self, keep: Path | None = None) -> None:
-        """Remove the least recently used down to 80% of the limit, and what killed processes left in tmp/."""
+        """Remove the least recently used down to 80% of the limit, and what killed processes left."""
         files = self._payloads()
         total = sum(size for _, size, _ in files)
         if total > self.limit:
@@ -373,13 +370,8 @@ class Cache:
                 if path != keep:
                     self._drop(path)
                     total -= size
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.directory / "tmp"):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    else:
-                        os.unlink(entry.path)
+        _remove_stale(self.directory / "tmp", "")
+        _remove_stale(Path(tempfile.gettempdir()), _BUILD_PREFIX)
 
     def _use_fallback(self, problem: str) -> Path:
         folder = self.private_folder()
@@ -471,10 +463,34 @@ def _temporary_folder() -> Path:
     raise problem or OSError("no temporary folder")
 
 
+def _remove_stale(folder: Path, prefix: str) -> None:
+    """Remove what killed processes of this user left."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if not entry.name.startswith(prefix):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                own = sys.platform == "win32" or status.st_uid == os.geteuid()
+                if not own or time.time() - status.st_mtime <= _STALE_SECONDS:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+
+
 def _flush(reference: weakref.ref[Cache]) -> None:
     cache = reference()
     if cache is not None:
         cache.flush()
+
+
+def _renew_lock(reference: weakref.ref[Cache]) -> None:
+    # Another thread of the parent may have held it at the moment of the fork, and the hits are the parent's.
+    cache = reference()
+    if cache is not None:
+        cache._counts = _Counts()
 
 
 def _remove_own(folder: str, pid: int) -> None:
