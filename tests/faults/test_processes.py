@@ -273,11 +273,11 @@ def test_a_failed_backward_continues_in_eager_alone(monkeypatch: pytest.MonkeyPa
     """Each graph stands for itself: the forward graph is compiled, the backward graph runs uncompiled."""
     real, kinds = backend.lower, []
 
-    def lower(gm: Any, config: Any, log: Any, name: str) -> Any:
+    def lower(gm: Any, config: Any, log: Any, name: str, *more: Any) -> Any:
         kinds.append(name.rpartition("_")[2])
         if name.endswith("backward"):
             raise KeyError("a fault inside")
-        return real(gm, config, log, name)
+        return real(gm, config, log, name, *more)
 
     monkeypatch.setattr(backend, "lower", lower)
     x = torch.randn(6, 5, requires_grad=True)
