@@ -190,6 +190,27 @@ def test_clang_compiles_what_is_printed() -> None:
         assert_as_accurate(a, b, c)
 
 
+def test_torchs_threads_serve_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is work for several threads is known when it is called."""
+    monkeypatch.setattr(
+        hotloop_backend, "_toolchain", lambda cxx: dataclasses.replace(find_toolchain(cxx), openmp=False)
+    )
+    hotloop_backend._builder.cache_clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        text = "".join(kernels_of(scaled, torch.randn(30, 40), dynamic=True))
+        torch._dynamo.reset()
+        g = compiled(scaled, dynamic=True)
+        for rows in (3, 700, 1, 2000):
+            x = torch.randn(rows, 400)
+            assert torch.equal(g(x), scaled(x))
+    finally:
+        torch.set_num_threads(before)
+        hotloop_backend._builder.cache_clear()
+    assert "omp parallel" not in text and "parallel_for(" in text and "}, s" in text, text
+
+
 def test_an_index_out_of_range_is_found_by_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         hotloop_backend, "_toolchain", lambda cxx: dataclasses.replace(find_toolchain(cxx), openmp=False)

@@ -707,9 +707,10 @@ template <class V, class I> HL void hargmin(V value, I index, elem<V>& v, elem<I
 
 // @section parallel_for needs: core
 // f(i) for each i in begin <= i < end, divided over torch's threads: what an OpenMP pragma does where the
-// compiler's OpenMP is not torch's. f holds what it needs by value.
+// compiler's OpenMP is not torch's. f holds what it needs by value. With `threads` false: on this one.
 extern "C" int torch_parallel_for(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void*), void* context);
-template <class F> static inline void parallel_for(i64 begin, i64 end, F f) {
+template <class F> static inline void parallel_for(i64 begin, i64 end, F f, bool threads = true) {
+    if (!threads) { for (i64 i = begin; i < end; i++) f(i); return; }
     torch_parallel_for(begin, end, 1, [](i64 first, i64 last, void* context) {
         const F own = *(const F*)context;  // a copy that nothing points to: the pointers in it stay in registers
         for (i64 i = first; i < last; i++) own(i);

@@ -398,28 +398,35 @@ class StatementPrinter:
     def _open_openmp(self, nest: Sequence[Loop]) -> int:
         """Open the blocks of parallel loops, of which the first is divided; how many they are."""
         collapse = f" collapse({len(nest)})" if len(nest) > 1 else ""
-        enough = ""
-        if self.threshold is not None:
-            points, least = self.threshold
-            enough = f" if({self.values.index().scalar(points).at(ADD)} >= {least})"
-        pragma = f"#pragma omp parallel for{collapse}{enough} schedule(static)\n"
+        enough = self._enough()
+        condition = f" if({enough})" if enough else ""
+        pragma = f"#pragma omp parallel for{collapse}{condition} schedule(static)\n"
         for k, loop in enumerate(nest):
             self.writer.open((pragma if k == 0 else "") + self._header(loop))
         return len(nest)
+
+    def _enough(self) -> str:
+        """Whether there is work for several threads, where that is known at run time only."""
+        if self.threshold is None:
+            return ""
+        points, least = self.threshold
+        return f"{self.values.index().scalar(points).at(ADD)} >= {least}"
 
     def _open_parallel_for(self, nest: Sequence[Loop]) -> int:
         """The same through torch's threads: the loops become one over the number of all their iterations."""
         at = self.values.index()
         head = "parallel_for({}, {}, [=, &error](i64 {})"
+        enough = self._enough()
+        end = f"}}, {enough});" if enough else "});"
         starts = [at.scalar(s.start).text for s in nest]
         if len(nest) == 1:
-            self.writer.open(head.format(starts[0], at.scalar(nest[0].stop).text, nest[0].var.name), "});")
+            self.writer.open(head.format(starts[0], at.scalar(nest[0].stop).text, nest[0].var.name), end)
             return 1
         counts = [self.values.fresh(f"{s.var.name}_count") for s in nest]
         for s, count in zip(nest, counts, strict=True):
             self.writer.line(f"const i64 {count} = {at.scalar(ix.as_index(s.stop) - s.start).text};")
         flat = self.values.fresh("iteration")
-        self.writer.open(head.format(0, " * ".join(counts), flat), "});")
+        self.writer.open(head.format(0, " * ".join(counts), flat), end)
         for k, s in enumerate(nest):
             inside = "".join(f" / {c}" for c in counts[k + 1 :])
             start = "" if starts[k] == "0" else f"{starts[k]} + "
