@@ -5,7 +5,7 @@
 
 Each back end trains a model of its own from the same weights, with AdamW, the optimizer's step compiled too
 unless ``--optimizer eager`` leaves it to PyTorch. bfloat16 is autocast. Before anything is timed, the loss
-and the length of the gradient of the first step are compared: with dropout off, they differ by rounding alone.
+and the length of the gradient of the first step are compared: with dropout off, they differ by rounding.
 (Later steps are no test: AdamW's first update is the sign of each gradient, however small it is.)
 """
 
