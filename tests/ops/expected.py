@@ -38,6 +38,12 @@ _EXPECTED: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], 
         "PyTorch's decomposition, which capture uses, rounds halves to even where its kernel for images "
         "rounds them up",
     ),
+    (
+        ("to_sparse",),
+        (),
+        ("backward",),
+        "AOTAutograd by itself gives the result no gradient; below Dynamo it does",
+    ),
 )  # fmt: skip
 
 

@@ -163,3 +163,31 @@ def test_a_write_to_what_another_input_shares() -> None:
 
 def test_operators_without_points_read_nothing() -> None:
     check(lambda x, y: torch.logical_xor(x, y.reshape(-1)), torch.randn(4, 1), torch.zeros(0, 0, 0))
+
+
+CONJUGATES: dict[str, Function] = {
+    "imaginary part": lambda x: torch.fft.fft(x).conj().imag * 2,
+    "real part of a slice": lambda x: torch.fft.fft(x).conj()[1:].real + 1,
+    "negative of a lazy conjugate": lambda x: (torch.fft.fft(x).conj().imag[1:] * 2).sum(),
+    "as pairs": lambda x: torch.view_as_real(torch.fft.fft(x).conj().resolve_conj()) * 2,
+    "product": lambda x: (torch.fft.fft(x).conj() * torch.fft.fft(x)).real,
+}
+
+
+@pytest.mark.parametrize("name", CONJUGATES)
+def test_conjugates_that_are_views(name: str) -> None:
+    """The memory of a lazy conjugate holds other numbers than it shows."""
+    check(CONJUGATES[name], torch.randn(9))
+    x = torch.randn(9, requires_grad=True)
+    compiled = torch.compile(CONJUGATES[name], backend="hotloop", dynamic=False)
+    (got,) = torch.autograd.grad(compiled(x).square().sum(), x)
+    (want,) = torch.autograd.grad(CONJUGATES[name](x).square().sum(), x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_that_is_a_lazy_negative() -> None:
+    z = torch.randn(9, dtype=torch.complex64)
+    for fn in (lambda x: x + 1, lambda x: x.cumsum(0) * 2, lambda x: x[2:5].exp()):
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="hotloop", dynamic=False)
+        torch.testing.assert_close(compiled(z.conj().imag), fn(z.conj().imag))

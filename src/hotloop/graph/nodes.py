@@ -34,8 +34,10 @@ def tensor_of(node: Any) -> torch.Tensor | None:
 
 
 def same_metadata(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have one dtype, shape, strides and device."""
+    """Whether two tensors have one dtype, shape, strides, device, and are lazy conjugates or not."""
     if a.dtype is not b.dtype or a.device != b.device or a.layout is not b.layout:
+        return False
+    if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
         return False
     return same_sizes(a.shape, b.shape) and same_sizes(a.stride(), b.stride())
 

@@ -85,8 +85,18 @@ def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[s
     op = Extern(names, node.target, new_args, new_kwargs, _mutated(node, new_args), b._origin)
     b.tell(op, [(e, k, dim) for k, r in enumerate(results) for dim, e in enumerate(getattr(r, "shape", ()))])
     if is_tensor(val):
-        return views[0]
+        lazy = val.is_neg() and not val.dtype.is_complex and isinstance(views[0], View)
+        return _resolved(b, views[0]) if lazy else views[0]
     return tuple(views) if isinstance(val, (tuple, list)) else None
+
+
+def _resolved(b: Builder, x: View) -> View:
+    """A lazy negative as numbers in memory, which is what kernels read."""
+    out = b.add_buffer(x.sizes, x.dtype)
+    b.ops.append(
+        Extern((out.buffer,), torch.ops.aten.resolve_neg.default, (b.strided(x),), {}, (), b._origin)
+    )
+    return out
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
@@ -127,6 +137,8 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: Te
         or not parameters[0].aliased
         or val.is_conj()
         or val.is_neg()
+        or source.is_conj()  # its memory holds other numbers than it shows
+        or source.is_neg()
         or storage_key(val) != storage_key(source)
     ):
         return None

@@ -102,6 +102,9 @@ class _Walk:
         view = self._tensor(val, "input", f"in{len(self.builder.inputs)}", bool(node.meta.get("lasting")))
         self.builder.inputs.append(view.buffer)
         self.builder.measure(view.buffer)
+        if val.is_neg() and val.dtype in pointwise.DTYPES:  # its memory holds the negative of what it shows
+            negative = RULES[torch.ops.aten.neg.default]
+            return negative(self.builder, node, view)
         return view
 
     def _get_attr(self, node: torch.fx.Node) -> Any:

@@ -384,6 +384,13 @@ def _log_sigmoid_forward(b: Builder, node: torch.fx.Node, x: View) -> Any:
     return first, store(b, scratch, fm.exp(fm.neg(fm.absolute(x_at))))
 
 
+def _neg_view(b: Builder, node: torch.fx.Node, x: View) -> Any:
+    return _NEG.apply(b, node, [x])
+
+
+_NEG = Elementwise("neg", op("neg"), 1)
+
+
 def _nextafter(b: Builder, node: torch.fx.Node, x: View, y: View) -> Any:
     """A neighbour in the dtype: only where the dtype is the one that is computed in."""
     if node.meta["val"].dtype not in (torch.float32, torch.float64):
@@ -420,6 +427,8 @@ def _special() -> dict[str, Rule]:
         **dict.fromkeys(("_to_copy", "prims::convert_element_type"), _cast),
         "copy": _copy,
         "elu_backward": _elu_backward,
+        # A lazy negative shows other numbers than its memory holds: here it is one that is computed.
+        "_neg_view": _neg_view,
         "nextafter": _nextafter,
         "polygamma": _polygamma,
         "div": _div,
