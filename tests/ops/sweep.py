@@ -37,7 +37,11 @@ from unittest import mock
 
 import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -65,8 +69,9 @@ GENERATED = 48  # samples looked at for an operator: generating all takes minute
 SECONDS = 60.0  # of processor time for one operator and way, before its process is ended
 
 _PACKAGE = str(Path(hotloop.__file__).parent)
-# Dynamo would not have put these operators into a graph: sizes, or what follows, depend on values.
-_GRAPH_BREAKS = (DataDependentOutputException, DynamicOutputShapeException)
+# Dynamo would not have put these operators into a graph: sizes, or what follows, depend on values, or PyTorch
+# cannot say what they give.
+_GRAPH_BREAKS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 def names(dtype: torch.dtype) -> list[str]:
