@@ -141,7 +141,20 @@ def _accumulated(dtype: torch.dtype) -> Element:
     return lambda e, _: ex.cast(ex.cast(e, dtype, implicit=True), total)
 
 
-def _sum_like(kind: str) -> Rule:
+def _without_nan(dtype: torch.dtype) -> Element:
+    """The same with zeros in the place of NaN."""
+    convert = _accumulated(dtype)
+
+    def element(e: Expr, p: tuple[IndexLike, ...]) -> Expr:
+        value = convert(e, p)
+        if not value.dtype.is_floating_point:
+            return value
+        return ex.where(ex.call("isnan", value), _number(0.0, value), value)
+
+    return element
+
+
+def _sum_like(kind: str, element: Callable[[torch.dtype], Element] = _accumulated) -> Rule:
     def rule(
         b: Builder,
         node: torch.fx.Node,
@@ -154,36 +167,13 @@ def _sum_like(kind: str) -> Rule:
         out = result(node)
         if x.dtype not in SUPPORTED or out.dtype not in SUPPORTED or out.dtype is torch.bool:
             return NotImplemented
-        return _reduce(b, x, _Split(x, dim, keepdim), kind, out.dtype, _accumulated(out.dtype), out)
+        return _reduce(b, x, _Split(x, dim, keepdim), kind, out.dtype, element(out.dtype), out)
 
     return rule
 
 
 def _prod(b: Builder, node: torch.fx.Node, x: View, *, dtype: torch.dtype | None = None) -> Any:
     return _sum_like("prod")(b, node, x)
-
-
-def _nansum(
-    b: Builder,
-    node: torch.fx.Node,
-    x: View,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    out = result(node)
-    if x.dtype not in SUPPORTED or out.dtype not in SUPPORTED or out.dtype is torch.bool:
-        return NotImplemented
-    convert = _accumulated(out.dtype)
-
-    def element(e: Expr, p: tuple[IndexLike, ...]) -> Expr:
-        value = convert(e, p)
-        if not value.dtype.is_floating_point:
-            return value
-        return ex.where(ex.call("isnan", value), _number(0.0, value), value)
-
-    return _reduce(b, x, _Split(x, dim, keepdim), "sum", out.dtype, element, out)
 
 
 def _mean(
@@ -503,7 +493,7 @@ RULES: dict[Any, Rule] = {
     aten.sum.dim_IntList: _sum_like("sum"),
     aten.prod.default: _prod,
     aten.prod.dim_int: _sum_like("prod"),
-    aten.nansum.default: _nansum,
+    aten.nansum.default: _sum_like("sum", _without_nan),
     aten.mean.default: _mean_all,
     aten.mean.dim: _mean,
     aten.dist.default: _dist,
