@@ -158,8 +158,12 @@ class IndexPrinter:
             name = "minimum" if e.kind == "min" else "maximum"
             return Code(f"{name}({self._plain(a, elem).text}, {self._plain(b, elem).text})", vector=True)
         lifted = _lift(a, b)
-        if lifted is None or not self.uniform(b):
+        if not self.uniform(b):
             raise CompileError(f"a vector of positions {e} cannot be divided", stage="codegen")
+        if lifted is None:  # the sign is not known: the division of values rounds as Python does
+            kind, name = f"{elem}x{self.lanes}", "floor_div" if e.kind == "div" else "remainder"
+            divisor = f"splat<{kind}>({self._divisor(b)})"
+            return Code(f"{name}({self._plain(a, elem).text}, {divisor}, &error)", vector=True)
         raised, back = lifted
         x = self._plain(raised, elem).at(MUL)
         k = self._number(b.value, elem) if b.is_const else f"{elem}({self._divisor(b)})"

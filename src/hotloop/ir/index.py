@@ -268,10 +268,15 @@ def _scale_bounds(lo: int | None, hi: int | None, c: int) -> tuple[int | None, i
     return (None if hi is None else hi * c), (None if lo is None else lo * c)
 
 
+def _is_nothing(atom: Index) -> bool:
+    """Whether it is a variable of extent 1. One whose extent varies keeps its stride, whatever its range."""
+    return atom.kind == "var" and atom.hi == 0 and not atom.symbolic
+
+
 def _from_terms(constant: int, terms: dict[Index, int]) -> Index:
     """The canonical expression for a linear combination."""
     if len(terms) > 1 or constant:  # a variable of extent 1 is 0; alone it stays, so that it can be printed
-        terms = {a: c for a, c in terms.items() if not (a.kind == "var" and a.hi == 0)}
+        terms = {a: c for a, c in terms.items() if not _is_nothing(a)}
     live = {a: c for a, c in terms.items() if c}
     if len(live) > 1:
         constant, live = _merge_div_mod(constant, live)
@@ -434,10 +439,8 @@ def mul(a: IndexLike, b: IndexLike) -> Index:
         terms[atom] = terms.get(atom, 0) + c * ca
     for x, cx in ta:
         for y, cy in tb:
-            if (x.symbolic and y.hi == 0 and y.kind == "var") or (
-                y.symbolic and x.hi == 0 and x.kind == "var"
-            ):
-                continue  # a variable of extent 1 is 0
+            if (x.symbolic and _is_nothing(y)) or (y.symbolic and _is_nothing(x)):
+                continue
             p = _product(x, y)
             terms[p] = terms.get(p, 0) + cx * cy
     return _from_terms(ca * cb, terms)

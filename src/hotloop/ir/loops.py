@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from .expr import Expr, dtype_name
+from .expr import Expr, dtype_name, index_symbols
 from .expr import loads as expr_loads
+from .expr import symbols as expr_symbols
 from .index import Index, IndexLike
 from .sizes import is_static, plain, product
 
@@ -38,6 +39,7 @@ __all__ = [
     "ViewRef",
     "op_outputs",
     "op_reads",
+    "program_symbols",
 ]
 
 Sizes = tuple[IndexLike, ...]
@@ -219,6 +221,36 @@ def views_in(value: Any) -> Iterator[ViewRef]:
     elif isinstance(value, Mapping):
         for v in value.values():
             yield from views_in(v)
+
+
+def program_symbols(p: LoopProgram) -> frozenset[Index]:
+    """Every size symbol that buffers, operations and outputs mention."""
+    found: set[Index] = set()
+
+    def mentioned(value: Any) -> None:
+        if isinstance(value, Index):
+            found.update(index_symbols(value))
+        elif isinstance(value, Expr):
+            found.update(expr_symbols(value))
+        elif isinstance(value, ViewRef):
+            mentioned((*value.sizes, *value.strides, value.offset))
+        elif isinstance(value, (tuple, list)):
+            for v in value:
+                mentioned(v)
+        elif isinstance(value, Mapping):
+            mentioned(tuple(value.values()))
+
+    for b in p.buffers.values():
+        mentioned((b.sizes, b.strides, b.offset))
+    for op in p.ops:
+        mentioned((op.args, op.kwargs) if isinstance(op, Extern) else op.body)
+        mentioned(
+            [v.extent for v in (*op.vars, *getattr(op, "reduce_vars", ()))]
+            if not isinstance(op, Extern)
+            else ()
+        )
+    mentioned(p.outputs)
+    return frozenset(found)
 
 
 def op_reads(op: Op) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
-from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef
+from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef, program_symbols
 
 from . import creation, extern, indexing, pointwise, pooling, products, random, ranks, reductions, views
 from .builder import Builder, Rule, Tensor, View, loop_vars
@@ -88,8 +88,15 @@ class _Walk:
             raise CompileError(message, stage="lower", node=node) from error
 
     def finish(self) -> LoopProgram:
-        """The program."""
-        return self.builder.finish(self.outputs)
+        """The program. Each size in it has to be told by an input or a call."""
+        program = self.builder.finish(self.outputs)
+        if self.symbolic:
+            told = {v.name for v in program.symbols}
+            told |= {v.name for op in program.ops if isinstance(op, Extern) for v, _, _ in op.binds}
+            unknown = sorted({v.name for v in program_symbols(program)} - told)
+            if unknown:
+                raise InexpressibleError(f"nothing tells the sizes {unknown}")
+        return program
 
     # --- one method for each kind of FX node ----------------------------------------------------------------
 
