@@ -147,6 +147,14 @@ def test_other_strides_are_another_graph() -> None:
     )
 
 
+def test_positions_whose_sign_is_not_known() -> None:
+    def f(x: torch.Tensor, k: int) -> Any:
+        at = (torch.arange(x.shape[0]) - k) // 3
+        return at * 2, x[at % 4]
+
+    check_sizes(f, [(torch.randn(n, 6), k) for n, k in ((9, 3), (20, 7), (33, 2))])
+
+
 def test_strides_that_vary_by_themselves() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + x.sum(1, keepdim=True)

@@ -249,6 +249,15 @@ def test_coefficient() -> None:
     assert ix.coefficient(a + a // 3, a) is None
 
 
+def test_a_stride_that_is_a_size() -> None:
+    n, v, w = SYMBOLS[0], VARS[3], VARS[4]
+    assert ix.coefficient(v * n * 3 + w, v) is n * 3
+    assert ix.coefficient(v * w, v) is None
+    # A dimension that may have one element keeps its stride.
+    one = ix.var("one", ix.symbol("k", 0, 1))
+    assert ix.coefficient(one * 5 + w, one) == 5
+
+
 def test_indirect_indices() -> None:
     v = VARS[5]
     read = ex.load("idx", (v,), torch.int64)
