@@ -106,9 +106,9 @@ def test_steps(name: str, schedules: list[Schedule]) -> None:
         calls = [s for s in plan.steps if isinstance(s, KernelCall)]
         others = [str(s.target) for s in plan.steps if not isinstance(s, KernelCall)]
         assert not others, "left to PyTorch"
-        # For each parameter one kernel, and one or two for its number of steps.
-        assert len(calls) <= 3 * len(SIZES)
-        assert len({call.kernel.name for call in calls}) <= 3 + 3, "parameters of one size share a function"
+        # For each parameter one kernel, and a few for all numbers of steps together.
+        assert len(calls) <= len(SIZES) + 4
+        assert len({call.kernel.name for call in calls}) <= 3 + 4, "parameters of one size share a function"
 
 
 def test_steps_in_bfloat16(schedules: list[Schedule]) -> None:

@@ -1,7 +1,7 @@
 """Modules of torch.nn trained for a few steps, compiled and eager: what is in no model of the zoo.
 
 What comes in: a module and its input. What goes out: nothing. What holds: losses, parameters and buffers are
-as near to those of a float64 run as eager's are; modules that draw get eager's numbers, and work with our own.
+as near to those of a float64 run as eager's are; modules that draw have eager's numbers, then our own.
 """
 
 from __future__ import annotations

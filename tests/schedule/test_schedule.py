@@ -53,11 +53,13 @@ def plan(
     name: str, threads: int = 2, **options: Any
 ) -> tuple[Schedule, tuple[torch.Tensor, ...], list[torch.Tensor]]:
     fn, inputs = cases()[name]
-    program = captured(fn, *inputs)
+    return scheduled(captured(fn, *inputs), threads, **options), inputs, flat(fn(*inputs))
+
+
+def scheduled(program: LoopProgram, threads: int = 2, **options: Any) -> Schedule:
     config = Config().replace(options)
     with Log(config, graph_id=0, kind="inference") as log:
-        made = schedule(program, config, log, threads)
-    return made, inputs, flat(fn(*inputs))
+        return schedule(program, config, log, threads)
 
 
 def to64(value: Any) -> Any:
@@ -143,3 +145,24 @@ def test_dead_memory_goes_before_a_large_result() -> None:
     (_, start, stop), *_ = plans[False].releases
     with pytest.raises(Exception, match="released before its last use"):
         verify_schedule(replace(plans[False], releases=((0, start, stop),)))
+
+
+def test_single_numbers_share_a_kernel() -> None:
+    def f(*counts: torch.Tensor) -> list[torch.Tensor]:
+        return [1 - 0.9 ** (c + 1) for c in counts]
+
+    numbers = [torch.tensor(float(k)) for k in range(6)]
+    p = scheduled(captured(f, *numbers))
+    assert len([s for s in p.steps if isinstance(s, KernelCall)]) == 1
+    assert_as_accurate(run_schedule(p, numbers), f(*numbers))
+
+
+def test_operations_on_what_lasts_meet_over_any_distance() -> None:
+    def f(*both: torch.Tensor) -> list[torch.Tensor]:
+        pairs = list(zip(both[::2], both[1::2], strict=True))
+        return [x * y for x, y in pairs] + [x - y for x, y in pairs]
+
+    inputs = [torch.randn(3, 4) for _ in range(40)]
+    p = scheduled(captured(f, *inputs))
+    assert len([s for s in p.steps if isinstance(s, KernelCall)]) == 20
+    assert_as_accurate(run_schedule(p, inputs), f(*inputs))

@@ -38,8 +38,12 @@ MAX_GROUP_NODES = 900
 #: A kernel's values are trees that every later stage goes down by calling itself, and the C++ compiler too.
 MAX_GROUP_DEPTH = 120
 #: Operations that only share an input are fused when they are at most this many operations apart in the
-#: program: moving work further could keep buffers alive for longer than eager does.
+#: program: moving work further could keep buffers alive for longer than eager does. Where they read and
+#: write nothing but what the caller holds anyway, they may be any distance apart: an optimizer goes through
+#: lists of parameters.
 HORIZONTAL_REACH = 12
+#: How many steps back a kernel of single numbers is looked for.
+NUMBERS_REACH = 256
 
 
 @dataclass(frozen=True)
@@ -275,6 +279,7 @@ def _find_group(
 ) -> int | None:  # fmt: skip
     """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one."""
     gain: dict[int, int] = {}
+    lasting = all(p.buffers[base_of(p.buffers, b)].kind != "temp" for b in (op.out, *op_reads(op)))
     for name in op_reads(op):
         base = base_of(p.buffers, name)
         size = sz.hint(p.buffers[base].nbytes)
@@ -282,15 +287,14 @@ def _find_group(
             gain[step_of[base]] = gain.get(step_of[base], 0) + 2 * size
         for s in readers.get(base, ()):
             near = position - steps[s].last <= HORIZONTAL_REACH
-            if near or s in gain:
+            if near or s in gain or (lasting and all(p.buffers[b].kind != "temp" for b in steps[s].buffers)):
                 gain[s] = gain.get(s, 0) + size
     for s in sorted(gain, key=lambda s: (-gain[s], -s)):
         opened = steps[s]
         if isinstance(opened.step, Extern):
             continue
-        # What op waits for must not wait for the group.
-        blocked = any(steps[d].before >> s & 1 for d in _bits(before) if d != s)
-        reason = "a dependence passes through another step" if blocked else _limits(opened, op)
+        reason = "a dependence passes through another step" if _blocked(steps, s, before) else None
+        reason = reason or _limits(opened, op)
         if reason is None:
             joined = join(p, opened.step, op)
             if isinstance(joined, Group):
@@ -298,6 +302,30 @@ def _find_group(
                 return s
             reason = joined
         refuse(opened.step.names, op.out, reason)
+    return _among_numbers(p, steps, op, before)
+
+
+def _blocked(steps: Sequence[_Open], s: int, before: int) -> bool:
+    """Whether something that an operation waits for waits for the group that it might join."""
+    return any(steps[d].before >> s & 1 for d in _bits(before) if d != s)
+
+
+def _among_numbers(
+    p: LoopProgram, steps: Sequence[_Open], op: Pointwise | Reduce, before: int
+) -> int | None:  # fmt: skip
+    """The step that computes single numbers and has room for another, if ``op`` is one.
+
+    They share nothing, but a call costs more than they do: an optimizer counts its steps for each parameter.
+    """
+    if not isinstance(op, Pointwise) or any(v.extent != 1 for v in op.vars):
+        return None
+    for s in range(len(steps) - 1, max(-1, len(steps) - 1 - NUMBERS_REACH), -1):
+        opened = steps[s]
+        if isinstance(opened.step, Extern) or opened.step.axes or _blocked(steps, s, before):
+            continue
+        if _limits(opened, op) is None and isinstance(joined := join(p, opened.step, op), Group):
+            opened.step = joined
+            return s
     return None
 
 
