@@ -167,6 +167,35 @@ def test_weights_made_in_inference_mode_are_compared_whole(made: list[Convolutio
             settle(net, compiled)
 
 
+WEIGHTS = {
+    "every other filter": lambda: torch.randn(32, 8, 3, 3)[::2],
+    "a part of larger filters": lambda: torch.randn(16, 8, 5, 5)[:, :, 1:4, 1:4],
+    "one filter for all": lambda: torch.randn(1, 8, 3, 3).expand(16, 8, 3, 3),
+    "one number": lambda: torch.randn(1, 1, 1, 1).expand(1024, 8, 3, 3),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_weight_that_does_not_fill_its_memory(name: str, inference: bool, made: list[Convolution]) -> None:
+    with torch.inference_mode(inference):
+        weight = WEIGHTS[name]()
+        net = nn.Conv2d(8, len(weight), 3).requires_grad_(False)
+        net.weight = nn.Parameter(weight, requires_grad=False)
+        compiled = torch.compile(net, backend="hotloop", fullgraph=True, dynamic=False)
+        for k in range(4):
+            settle(net, compiled)
+            weight[-1, 5, 2, k % 3] = k  # the last elements, behind the parameter's back
+    assert packed(made) == 0
+
+
+@pytest.mark.parametrize("bias", [lambda: torch.randn(32)[::2], lambda: torch.randn(1).expand(16)])
+def test_a_bias_with_strides(bias: Callable[[], torch.Tensor], made: list[Convolution]) -> None:
+    net = nn.Conv2d(8, 16, 3).requires_grad_(False)
+    net.bias = nn.Parameter(bias(), requires_grad=False)
+    settle(net, torch.compile(net, backend="hotloop", fullgraph=True, dynamic=False))
+
+
 def test_packing_can_be_switched_off(made: list[Convolution]) -> None:
     net = Net().eval().requires_grad_(False)
     compiled = torch.compile(net, backend="hotloop", options={"weight_packing": "off"})

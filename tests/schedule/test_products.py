@@ -139,7 +139,7 @@ class Block(nn.Module):
         super().__init__()
         self.f = f
         for name, size in sizes.items():
-            setattr(self, name, nn.Parameter(torch.randn(*size)))
+            setattr(self, name, nn.Parameter(torch.randn(size)))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self.f(self, *inputs)
@@ -167,7 +167,7 @@ def test_a_weight_that_lies_as_it_is_multiplied() -> None:
     check(Block(f, w=(24, 40), b=(40,)), torch.randn(2, 5, 24), kernels=["product"])
 
 
-@pytest.mark.parametrize("size", [(40,), (1, 40), (10, 40), (10, 1), (1,)])
+@pytest.mark.parametrize("size", [(40,), (1, 40), (10, 40), (10, 1), (1,), (), (1, 1)])
 def test_biases_that_broadcast(size: tuple[int, ...]) -> None:
     check(Block(lambda p, x: torch.addmm(p.b, x, p.w), w=(24, 40), b=size), torch.randn(10, 24))
 
@@ -196,6 +196,15 @@ def test_epilogues_that_do_not_fit_a_tile_stay_apart() -> None:
     check(Block(heads, w=(16, 24)), torch.randn(24, 16))
 
 
+def test_a_reader_of_the_results_memory_stays_apart() -> None:
+    def bits(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x @ p.w).view(torch.int16) & 3
+
+    model = Block(bits, w=(24, 40))
+    nn.init.constant_(model.w, 3.0)
+    check(model, torch.arange(240.0).view(10, 24), kernels=["product", "loops"])
+
+
 def test_rows_of_a_larger_tensor_and_columns_of_one() -> None:
     check(Block(lambda p, x: x[:, 3:27] @ p.w, w=(24, 40)), torch.randn(10, 30), kernels=["product"])
     check(Block(lambda p, x: x.t() @ p.w, w=(24, 40)), torch.randn(24, 10))
@@ -214,6 +223,22 @@ def test_what_is_not_float32_or_no_parameter_is_left_to_the_library() -> None:
     check(Block(lambda p, x: x @ p.w, w=(24, 2)), torch.randn(10, 24), kernels=["aten.mm.default"])
     made, _ = planned(nn.Linear(24, 40).requires_grad_(False), torch.randn(10, 24), weight_packing="off")
     assert steps(made) == ["aten.addmm.default"]
+
+
+WEIGHTS = {
+    "expanded": lambda: torch.randn(1, 1).expand(4096, 4096),
+    "one row for all": lambda: torch.randn(1, 40).expand(24, 40),
+    "columns of another": lambda: torch.randn(24, 90)[:, 3:43],
+    "every other row": lambda: torch.randn(48, 40)[::2],
+    "overlapping": lambda: torch.randn(200).as_strided((24, 40), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_weight_that_does_not_fill_its_memory_is_not_packed(name: str) -> None:
+    model = Block(lambda p, x: (x @ p.w).relu())
+    model.w = nn.Parameter(WEIGHTS[name](), requires_grad=False)
+    check(model, torch.randn(10, model.w.shape[0]), kernels=["aten.mm.default", "loops"])
 
 
 def test_a_weight_that_the_graph_writes_is_not_packed() -> None:

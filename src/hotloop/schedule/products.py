@@ -33,7 +33,7 @@ from .dependences import base_of
 from .fuse import Group
 from .loops import Machine, finish, map_statement, substitute_statements
 from .passes import build_nest
-from .weights import lasts
+from .weights import is_dense, lasts
 
 __all__ = ["Product", "build_product", "find_products"]
 
@@ -115,7 +115,7 @@ def _product(p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str)
         return None
     if left.strides[1] != 1 or out.strides != (n, 1) or not _is_matrix(p, matrix):
         return None
-    if bias and not (len(bias[0].sizes) == 1 or bias[0].sizes[0] in (1, m)):
+    if bias and not (len(bias[0].sizes) < 2 or bias[0].sizes[0] in (1, m)):
         return None
     rows, width = tile_shape(m, n, level)
     panels = f"panels_{matrix.buffer}_{'x'.join(map(str, matrix.strides))}_{width}"
@@ -130,7 +130,7 @@ def _is_matrix(p: LoopProgram, v: ViewRef) -> bool:
     """Whether a view is all of a lasting input, as it lies or transposed."""
     b = p.buffers[v.buffer]
     same = (v.sizes, v.strides) in ((b.sizes, b.strides), (b.sizes[::-1], b.strides[::-1]))
-    return b.lasting and len(b.sizes) == 2 and same and v.offset == 0 and lasts(p, v.buffer)
+    return b.lasting and len(b.sizes) == 2 and same and v.offset == 0 and is_dense(b) and lasts(p, v.buffer)
 
 
 def tile_shape(rows: IndexLike, columns: int, level: str) -> tuple[int, int]:
@@ -190,6 +190,8 @@ def _works_on_tiles(p: LoopProgram, g: Group, product: Product) -> bool:
             return False
         for n in ex.loads(m.body):
             at = flat_index(p.buffers, n.buffer, n.indices)
+            if n.buffer != product.out and base_of(p.buffers, n.buffer) == product.out:
+                return False  # its memory, seen as something else
             if ix.coefficient(at, column) not in (0, 1) or (n.buffer == product.out and at != _flat(axes)):
                 return False
     return True
@@ -201,6 +203,8 @@ def _rows_and_column(buffers: Mapping[str, Buffer], g: Group, out: str) -> tuple
         return None
     reads = [n for m in g.members for n in ex.loads(m.body) if n.buffer == out]
     columns = sz.static(buffers[out].sizes[1])
+    if not reads:
+        return None
     at = flat_index(buffers, out, reads[0].indices)
     steps: dict[Index, int] = {}
     for a in g.outer:
@@ -268,7 +272,7 @@ def _at_each_element(
 
 def _bias_at(bias: ViewRef, row: Index, column: Index) -> Index:
     steps = [s if size != 1 else 0 for size, s in zip(bias.sizes, bias.strides, strict=True)]
-    return ix.linearize((row, column)[-len(steps) :], steps, bias.offset)
+    return ix.linearize((row, column)[2 - len(steps) :], steps, bias.offset)
 
 
 class _Tiles:

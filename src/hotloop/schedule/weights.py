@@ -1,7 +1,8 @@
 """Which calls through PyTorch have a weight that the runtime may keep in a form of its own.
 
 What comes in: an ``Extern`` operation. What goes out: the same, its ``weight`` set where that pays. What
-holds in between: a weight is a graph input or a constant, whole, that nothing in the program writes.
+holds in between: a weight is a graph input or a constant, whole, that nothing in the program writes. Its
+elements fill the memory from its first to its last one: the runtime tells by that memory whether it changed.
 
 The next file is ``memory.py``.
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs
+from hotloop.ir import sizes as sz
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, ViewRef, op_outputs
 
 from .dependences import base_of
 
-__all__ = ["lasts", "mark_weight"]
+__all__ = ["is_dense", "lasts", "mark_weight"]
 
 
 def mark_weight(p: LoopProgram, op: Extern) -> Extern:
@@ -25,6 +27,9 @@ def mark_weight(p: LoopProgram, op: Extern) -> Extern:
     plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
     if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _whole(p, weight):
         return op
+    bias = op.args[2]
+    if bias is not None and not (isinstance(bias, ViewRef) and bias.strides == (1,)):
+        return op  # the packed form reads it as it lies
     if not all(isinstance(n, int) for numbers in op.args[3:6] for n in numbers):
         return op
     return replace(op, weight=1)
@@ -39,7 +44,19 @@ def _whole(p: LoopProgram, weight: ViewRef) -> bool:
     """Whether the weight is all of an input or constant that stays as it is."""
     b = p.buffers[weight.buffer]
     whole = weight.sizes == b.sizes and weight.strides == b.strides and weight.dtype is b.dtype
-    return whole and lasts(p, weight.buffer)
+    return whole and is_dense(b) and lasts(p, weight.buffer)
+
+
+def is_dense(b: Buffer) -> bool:
+    """Whether a buffer's elements lie side by side, in any order: none twice, and nothing in between."""
+    if not sz.is_static((*b.sizes, *b.strides)):
+        return False
+    expected = 1
+    for step, size in sorted(zip(map(sz.static, b.strides), map(sz.static, b.sizes), strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def lasts(p: LoopProgram, name: str) -> bool:
