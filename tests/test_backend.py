@@ -245,6 +245,39 @@ def test_options_of_hotloop_config_hold_for_later_compiles() -> None:
         assert "f32x" not in "".join(kernels_of(sums, x))
 
 
+LAZY = [
+    lambda c: c.conj().imag * 2 + 1,
+    lambda c: (c * 2).conj().imag.exp(),
+    lambda c: (c * 2).conj().imag,
+    lambda c: torch.view_as_real(c.resolve_conj()) + 1,
+    lambda c: c.imag.t() @ c.imag,
+    lambda c: (c.conj() + 1).abs(),
+    lambda c: torch.stack([c.real, c.imag]).sum(0),
+]
+
+
+@pytest.mark.parametrize("f", LAZY)
+def test_tensors_that_are_conjugated_or_negated_by_a_bit(f: Callable[..., Any]) -> None:
+    torch.compiler.reset()
+    run = torch.compile(f, backend="hotloop", fullgraph=True, dynamic=False)
+    c = torch.randn(4, 5, dtype=torch.complex64)
+    for given in (c, c.conj(), torch._neg_view(c), torch._neg_view(c.conj())):
+        torch.testing.assert_close(run(given), f(given))
+    torch.compiler.reset()
+    run = torch.compile(lambda n: n * 2 + n.sum(), backend="hotloop", fullgraph=True, dynamic=False)
+    for n in (c.imag, c.conj().imag):  # of one layout, told apart by the bit
+        torch.testing.assert_close(run(n), n * 2 + n.sum())
+
+
+def test_an_input_that_is_negated_by_a_bit_is_written_in_place() -> None:
+    for f in (lambda n: n.mul_(2), lambda n: n.add_(n.exp()), lambda n: (n.relu_(), n + 1)[1]):
+        a = torch.randn(4, 5, dtype=torch.complex64)
+        b = a.clone()
+        torch.compiler.reset()
+        got, want = torch.compile(f, backend="hotloop")(a.conj().imag), f(b.conj().imag)
+        torch.testing.assert_close((a, got), (b, want))
+
+
 def test_numbers_that_are_equal_are_not_the_same_number() -> None:
     graph = torch.fx.Graph()
     x, number = graph.placeholder("x"), graph.placeholder("number")

@@ -85,6 +85,7 @@ OTHERS: dict[str, Callable[[], torch.fx.GraphModule]] = {
     "rank": lambda: graph(x=torch.empty(1, 4, 6)),
     "strides": lambda: graph(x=torch.empty(6, 4).t()),
     "offset": lambda: graph(x=torch.empty(30)[3:27].view(4, 6)),
+    "bit for the negative": lambda: graph(x=torch._neg_view(torch.empty(4, 6))),
     "line": lambda: graph(line='File "model.py", line 4, in f'),
     "second input": lambda: graph(other="y", y=torch.empty(4, 6)),
     "the same twice": lambda: graph(other="x"),
@@ -163,7 +164,7 @@ OPTIONS = {
     "precision": "eager", "freezing": True, "fallback_random": True, "cpp_wrapper": True, "unfused": True,
     "parallel_threshold": 7, "cudagraphs": True, "max_autotune": True, "weight_packing": "off",
     "max_autotune_gemm_backends": "CPP", "cpp.simd": "scalar", "cpp.cxx": "clang++", "cpp.threads": 3,
-    "cpp.enable_kernel_profile": True,
+    "cpp.enable_kernel_profile": True, "memory_pool": False,
 }  # fmt: skip
 
 

@@ -135,7 +135,8 @@ def _value(value: Any, storages: dict[int, int]) -> str:
     if isinstance(value, torch.Tensor):
         shared = storages.setdefault(compat.storage_key(value), len(storages))
         layout = f"{tuple(value.shape)}{value.stride()}{value.storage_offset()}"
-        return f"{value.dtype}{layout}{value.device}{type(value).__name__}@{shared}"
+        lazy = f"{'conj' * value.is_conj()}{'neg' * value.is_neg()}"
+        return f"{value.dtype}{layout}{lazy}{value.device}{type(value).__name__}@{shared}"
     if isinstance(value, (tuple, list)):
         return ";".join(_value(v, storages) for v in value)
     return repr(value)
