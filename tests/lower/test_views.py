@@ -330,3 +330,9 @@ def test_as_strided_scatter() -> None:
     scatter = torch.ops.aten.as_strided_scatter
     check(lambda x, y: scatter(x, y, (3, 4), (4, 1)), counted(3, 4), counted(4, 3).t(), exact=True)
     check(lambda x, y: scatter(x, y, (2, 3), (4, 2), 1), counted(3, 4), counted(2, 3), own=False, exact=True)
+
+
+def test_a_view_of_one_element_is_no_copy() -> None:
+    for f in (lambda x: x.unsqueeze(0), lambda x: x[None, :, None], lambda x: x.view(1, 1, 1)):
+        for dtype in (torch.float32, torch.complex64):
+            assert not lowered(f, torch.ones(1, dtype=dtype)).ops

@@ -299,7 +299,7 @@ class Builder:
             if c is None:
                 return None
             strides.append(sz.plain(c))
-        rest = flat - ix.linearize(view.vars, strides)
+        rest = ix.substitute(flat, dict.fromkeys(view.vars, 0))
         known = rest.is_const or not (rest.free_vars or list(ix.indirect_atoms(rest)))
         if not known or not all(_forward(s, b.strides) for s in strides):
             return None
