@@ -27,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A fresh cache for each run, unless HOTLOOP_TEST_CACHE names one: that is how a warm run is tested."""
+    """A fresh cache for each run, unless TEST_CACHE_DIR names one: that is how a warm run is tested."""
     os.environ["HOTLOOP_CHECK"] = "1"
     # Threads of several test processes share the cores: one that waits must not keep another from working.
     # Read when a worker, or a test's own process, loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    given = os.environ.get("HOTLOOP_TEST_CACHE")
+    given = os.environ.get("TEST_CACHE_DIR")
     if given:
         os.environ["HOTLOOP_CACHE_DIR"] = os.path.abspath(given)
     elif not hasattr(config, "workerinput"):  # the workers of pytest-xdist inherit the controller's

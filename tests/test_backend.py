@@ -519,3 +519,19 @@ def test_workers_of_a_data_loader_may_call_it() -> None:
         Squares(g), num_workers=2, multiprocessing_context="fork", timeout=60
     )
     assert [float(batch.mean()) for batch in loader] == [1.0, 3.0, 5.0, 7.0]
+
+
+def test_tensors_without_host_memory_run_uncompiled() -> None:
+    torch.compiler.reset()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, -1).sum(0)
+
+    for symbolic in (False, True):
+        result = torch.compile(f, backend="hotloop", dynamic=symbolic)(torch.empty(3, 5, device="meta"))
+        assert result.device.type == "meta" and result.shape == (5,)
+
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.shape, device="meta") + 1
+
+    assert torch.compile(mixed, backend="hotloop")(torch.randn(4)).device.type == "meta"

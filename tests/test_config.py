@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hotloop
-from hotloop.config import MODES, Config, Cpp, config, options, resolve
+from hotloop.config import MODES, Config, Cpp, _warn_of_unknown_variables, config, options, resolve
 from hotloop.errors import HotloopError, OptionError
 
 
@@ -214,3 +215,13 @@ def test_default_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_importing_hotloop_is_light() -> None:
     code = "import sys, hotloop; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0
+
+
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTLOOP_CPP_SMID", "scalar")
+    _warn_of_unknown_variables.cache_clear()
+    with pytest.warns(RuntimeWarning, match="HOTLOOP_CPP_SMID.*did you mean 'HOTLOOP_CPP_SIMD'"):
+        resolve()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve()  # once a process

@@ -145,6 +145,11 @@ def _boxed(gm: torch.fx.GraphModule) -> Compiled:
 
 def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, config: Config) -> Compiled:
     """Compile one graph of AOTAutograd; the result takes the inputs as one list."""
+    foreign = _foreign_devices(gm)
+    if foreign - {"meta"}:  # tensors without memory have nothing to compute: that is nobody's disappointment
+        _warn_once(f"hotloop has no code for {', '.join(sorted(foreign))}: such graphs run uncompiled")
+    if foreign:
+        return _boxed(gm)
     random_states.settle(gm)
     symbolic = _is_symbolic(gm)
     try:
@@ -160,6 +165,17 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
         if not missing and config.on_error != "eager":
             raise
         return _uncompiled(gm, error)
+
+
+def _foreign_devices(gm: torch.fx.GraphModule) -> set[str]:
+    """The kinds of devices, other than the CPU, on which a graph has tensors: kernels read host memory."""
+    found: set[str] = set()
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for v in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(v, torch.Tensor) and v.device.type != "cpu":
+                found.add(v.device.type)
+    return found
 
 
 def _uncompiled(gm: torch.fx.GraphModule, error: Exception) -> Compiled:

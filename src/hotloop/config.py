@@ -21,6 +21,7 @@ import sys
 import tempfile
 import types
 import typing
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -479,6 +480,17 @@ MODES: Mapping[str, Mapping[str, object]] = types.MappingProxyType(
 )
 
 
+@cache
+def _warn_of_unknown_variables() -> None:
+    """Variables named HOTLOOP_ that no option has: a warning, since another program may mean something by
+    them."""
+    known = {variable for option in options().values() for variable in option.env}
+    for variable in sorted(os.environ):
+        if variable.startswith("HOTLOOP_") and variable not in known:
+            error = unknown_name("environment variable", variable, known)
+            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
 def resolve(mode: str | None = None, options: Mapping[str, object] | None = None) -> Config:
     """The configuration of one compile: `hotloop.config` as it is now, then the mode, then the options.
 
@@ -486,4 +498,5 @@ def resolve(mode: str | None = None, options: Mapping[str, object] | None = None
     """
     if mode is not None and mode not in MODES:
         raise unknown_name("mode", str(mode), MODES)
+    _warn_of_unknown_variables()
     return config.snapshot().replace({**MODES[mode or "default"], **(options or {})})
