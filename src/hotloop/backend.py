@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import os
 import re
 import threading
 import warnings
@@ -424,13 +425,15 @@ class _PerSize:
         self._kind = kind
         self._config = config
         self._known: dict[tuple[Any, ...], Compiled] = {}
-        self._lock = threading.Lock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __call__(self, args: list[Any]) -> Any:
         # A number by its text: True, 1 and 1.0 are equal, and so are the zeros, yet graphs tell them apart.
         key = tuple((tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else repr(a) for a in args)
         known = self._known.get(key)
         if known is None:
+            if self._pid != os.getpid():  # a thread of the parent may have held it at the fork
+                self._lock, self._pid = threading.Lock(), os.getpid()
             with self._lock:
                 known = self._known.get(key)
                 if known is None:

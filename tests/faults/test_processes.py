@@ -206,6 +206,19 @@ def test_a_fork_while_another_thread_looks_something_up(tmp_path: Path) -> None:
         held.release()
 
 
+def test_a_fork_while_another_thread_compiles_a_size() -> None:
+    graph = torch.fx.Graph()
+    x, number = graph.placeholder("x"), graph.placeholder("number")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, number)),))
+    call = backend._PerSize(torch.fx.GraphModule({}, graph), "inference", hotloop.Config())
+
+    def another_size() -> None:
+        assert call([torch.arange(3), 2])[0].tolist() == [0, 2, 4]
+
+    with call._lock:
+        assert ended(in_a_child(another_size)) == 0
+
+
 # ---------------------------------------------------------------- interrupts and exceptions
 
 SLOW_COMPILER = """#!/bin/sh
