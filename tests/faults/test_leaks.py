@@ -58,7 +58,8 @@ from hotloop.runtime import build
 def recompile(count):
     for k in range(count):
         torch._dynamo.reset()
-        torch.compile(model, backend="hotloop")(x).sum().backward()
+        # With the verifier through all stages, without it from the cache.
+        torch.compile(model, backend="hotloop", options={"check": k % 4 == 0})(x).sum().backward()
         if k % 10 == 0:
             torch.compile(look_up, backend="hotloop", dynamic=k % 20 == 0)(torch.arange(3))
         model.zero_grad()
