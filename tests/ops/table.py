@@ -57,9 +57,8 @@ compiled and compared with eager, results, strides, dtypes and what is left in t
     python tests/ops/sweep.py --table docs/operators.md --results sweep.jsonl
 
 which goes on where it was stopped. A dtype that has no column was not run; the samples of an operator are
-few, chosen from all over its list, and their number in each column is said below. Random operators are run
-with `fallback_random`, so that their numbers can be compared with eager's: they count as calls here, and are
-made in the kernels otherwise.
+few, chosen from all over its list, and their number in each column is said below. Random operators are
+compared with eager under `fallback_random`, and then looked at once more without it, as users run them.
 
 - `C`: compiled; the whole graph runs in kernels.
 - `P`: right, with at least one operator called through PyTorch (what a library does best, such as a matrix
