@@ -50,14 +50,14 @@ class Outcome:
 _HEAD = """\
 # Operators
 
-Every operator of PyTorch's operator database (`torch.testing`) in every dtype, with the database's samples:
-compiled and compared with eager, results, strides, dtypes and what is left in the inputs. Made by
+Every operator of PyTorch's operator database (`torch.testing`), in each dtype that has a column, with samples
+of the database: compiled, and compared with eager in results, strides, dtypes and what inputs hold. Made by
 
     python tests/ops/sweep.py all --modes forward,backward,dynamic --samples 1 --results sweep.jsonl
     python tests/ops/sweep.py --table docs/operators.md --results sweep.jsonl
 
-which goes on where it was stopped. A dtype that has no column was not run; the samples of an operator are
-few, chosen from all over its list, and their number in each column is said below. Random operators are
+which goes on where it was stopped. A dtype that has no column was not run. The samples of an operator are
+few (up to four in float32 forward, else one, and one of the form that works in place), chosen from all over its list, and their number in each column is said below. Random operators are
 compared with eager under `fallback_random`, and then looked at once more without it, as users run them.
 
 - `C`: compiled; the whole graph runs in kernels.
