@@ -57,8 +57,9 @@ of the database: compiled, and compared with eager in results, strides, dtypes a
     python tests/ops/sweep.py --table docs/operators.md --results sweep.jsonl
 
 which goes on where it was stopped. A dtype that has no column was not run. The samples of an operator are
-few (up to four in float32 forward, else one, and one of the form that works in place), chosen from all over its list, and their number in each column is said below. Random operators are
-compared with eager under `fallback_random`, and then looked at once more without it, as users run them.
+few, chosen from all over its list: up to four in float32 forward, else one, and one of the form that works in
+place. Their number in each column is said below. Random operators are compared with eager under
+`fallback_random`, and then looked at once more without it, as users run them.
 
 - `C`: compiled; the whole graph runs in kernels.
 - `P`: right, with at least one operator called through PyTorch (what a library does best, such as a matrix
