@@ -257,6 +257,7 @@ def aot_backend(
     """A Dynamo back end that runs AOTAutograd and hands each graph to `compile_graph(gm, inputs, kind)`.
 
     `kind` is forward, backward or inference. The callable that comes back takes one list, which it may empty.
+    Inputs are mutated by the graphs, with `copy_` as its last operators, wherever autograd allows it.
     torch 2.11 to 2.14: `torch._dynamo.backends.common.aot_autograd` (the documented way to write such a back
     end) and the min-cut partitioner that `functorch.compile` exports.
     """
@@ -275,6 +276,7 @@ def aot_backend(
         inference_compiler=compiler("inference"),
         decompositions=dict(decompositions),
         partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
     )
     return backend
 

@@ -34,12 +34,23 @@ from hotloop.ir.kernel import (
     Stmt,
     Store,
 )
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, ViewRef
+from hotloop.ir.loops import (
+    Buffer,
+    Extern,
+    LoopProgram,
+    Op,
+    Origin,
+    Pointwise,
+    Reduce,
+    Scan,
+    Scatter,
+    ViewRef,
+)
 from hotloop.ir.verify import verify_kernel, verify_program, verify_schedule
 
 F32, F64, BF16, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.bool
 I32, I64 = torch.int32, torch.int64
-I, J = ix.var("i", 4), ix.var("j", 3)  # noqa: E741 - i, as in the dumps
+I, J, K = ix.var("i", 4), ix.var("j", 3), ix.var("k", 3)  # noqa: E741 - i, as in the dumps
 MM = torch.ops.aten.mm.default
 
 
@@ -170,6 +181,53 @@ def test_bad_reduction(name: str) -> None:
         verify_program(program([op]))
 
 
+def scatter(kind: str = "set", body: Expr | None = None, **more: Any) -> Scatter:
+    """``out = x``, then rows of it, chosen by ``t``, from ``x``."""
+    rows = ix.indirect(ex.load("t", (I,), I64), 4)
+    made = Scatter("out", "x", (I, J), (rows, J), kind, x_at() if body is None else body)
+    return replace(made, **more)
+
+
+def scan(kind: str, body: Expr, axis: int = 1) -> Scan:
+    return Scan("out", (I, J), axis, kind, body)
+
+
+BAD_ORDERED: Mapping[str, tuple[Sequence[Op], str]] = {
+    "unknown scatter": ([scatter("median")], "unknown scatter 'median'"),
+    "scatter of another dtype": ([scatter(body=ex.cast(x_at(), F64))], "out is f32 and its body gives f64"),
+    "base of another shape": ([scatter(base="rows")], "rows is read before"),
+    "base of another dtype": ([scatter(base="h")], "starts from h: input bf16"),
+    "too few positions": ([scatter(indices=(I,))], r"1 indices for out"),
+    "position outside": ([scatter(indices=(I + 1, J))], r"leaves a dimension of size 4 of out"),
+    "variable of a position": ([scatter(indices=(I, K))], r"\['k'\] in k are not loop variables"),
+    "position is a float": ([scatter(indices=(ix.indirect(x_at(), 4), J))], "an index is read from f32"),
+    "position unwritten": (
+        [scatter(indices=(ix.indirect(ex.load("n", (I,), I64), 4), J))],
+        "n is not a buffer",
+    ),
+    "written before": ([GOOD, scatter()], "out is written twice"),
+    "unknown scan": ([scan("median", x_at())], "unknown scan 'median'"),
+    "scan of bfloat16": ([scan("sum", H_AT)], "sum computes in bf16"),
+    "scan of bools": ([scan("sum", BOOL_X)], "sum of bool"),
+    "axis": ([scan("sum", x_at(), axis=2)], "scanned along dimension 2 of 2"),
+    "logarithms of integers": ([scan("logaddexp", ex.load("t", (I,), I64))], "logaddexp of i64"),
+    "positions as floats": ([scan("argmax", x_at())], "gives positions, and out is f32"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ORDERED)
+def test_bad_scatters_and_scans(name: str) -> None:
+    ops, message = BAD_ORDERED[name]
+    with pytest.raises(VerifyError, match=message):
+        verify_program(program(ops))
+
+
+def test_sound_scatters_and_scans() -> None:
+    verify_program(program([scatter(), scatter("sum", base="out")]))  # the second one in place
+    verify_program(program([GOOD, scatter("max", base="out")]))
+    verify_program(program([scan("sum", ex.cast(x_at(), F64))]))
+
+
 LONG = ViewRef("x", (4, 4), (3, 1), 0, F32)
 BAD_PROGRAMS: Mapping[str, tuple[LoopProgram, str]] = {
     "number of variables": (program([pw(x_at(0, J), at=(J,))]), "are not the dimensions of"),
@@ -247,7 +305,7 @@ def test_a_large_program_is_verified_quickly() -> None:
 # --- kernels ------------------------------------------------------------------------------------------------
 
 IN, INOUT, DST = Param("x", F32, "in"), Param("y", F32, "inout"), Param("out", F32, "out")
-N, K = ix.var("n", 12), ix.var("k", 3)
+N = ix.var("n", 12)
 
 
 def kernel(*body: Stmt, params: tuple[Param, ...] = (IN, DST), checks: bool = False) -> Kernel:

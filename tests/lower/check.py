@@ -16,12 +16,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.ir.interpret import run_program
+from hotloop.ir.interpret_kernel import run_schedule
+from hotloop.ir.kernel import Schedule
 from hotloop.ir.loops import Extern, LoopProgram
-from hotloop.ir.verify import verify_program
+from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
+from hotloop.schedule.schedule import schedule
 from judge import assert_as_accurate, reference_of
 
-__all__ = ["check", "lowered"]
+__all__ = ["check", "check_schedule", "lowered", "scheduled"]
 
 Function = Callable[..., Any]
 
@@ -59,3 +62,29 @@ def check(
             torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
     assert_as_accurate(got, want, reference_of(f, *inputs), check_stride=strides)
     return program
+
+
+def scheduled(f: Function, *inputs: Any, threads: int = 2, **options: Any) -> Schedule:
+    """The schedule of ``f`` for these inputs, verified."""
+    config = Config().replace(options)
+    made = schedule(lowered(f, *inputs), config, Log(config), threads)
+    verify_schedule(made)
+    return made
+
+
+def check_schedule(f: Function, *inputs: Any) -> Schedule:
+    """Compare ``f``'s kernels, fused and apart, for one thread and for four, with eager.
+
+    Kernels for different numbers of threads give the same bits.
+    """
+    eager = f(*inputs)
+    want = list(eager) if isinstance(eager, (tuple, list)) else [eager]
+    results = []
+    for threads, unfused in ((1, False), (4, False), (1, True)):
+        made = scheduled(f, *inputs, threads=threads, unfused=unfused)
+        got = run_schedule(made, list(inputs), arena=True)
+        assert_as_accurate(got, want, reference_of(f, *inputs))
+        results.append(got)
+    for one, four in zip(*results[:2], strict=True):
+        torch.testing.assert_close(one, four, rtol=0, atol=0, equal_nan=True)
+    return scheduled(f, *inputs)

@@ -52,6 +52,14 @@ def column_sum(x: Tensor) -> Tensor:
     return x.sum(0)
 
 
+def add_rows(table: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    return table.index_add(0, ids, rows * 2.0)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    return (x * 0.5).cumsum(0)
+
+
 def cases() -> dict[str, Case]:
     """A fresh set, by name."""
     r = torch.randn
@@ -64,4 +72,6 @@ def cases() -> dict[str, Case]:
         "linear_relu": (linear_relu, (r(64, 16), r(32, 16), r(32))),
         "cat": (cat, (r(512, 100), r(512, 156))),
         "column_sum": (column_sum, (r(2048, 256),)),
+        "add_rows": (add_rows, (r(1000, 192), torch.randint(0, 1000, (64,)), r(64, 192))),
+        "running_sum": (running_sum, (r(64, 300),)),
     }

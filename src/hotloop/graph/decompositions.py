@@ -3,7 +3,7 @@
 What comes in: nothing. What goes out: the table that AOTAutograd decomposes with. What holds in between:
 softmax, norms, losses and the derivatives of activations become elementwise operators and reductions, in
 float32 where the tensor is bfloat16 or float16, so that they can be fused; what a library does best (matrix
-products, convolution, attention, sort, scatter, FFT, random numbers) stays whole, and so does every operator
+products, convolution, attention, sort, FFT, random numbers) stays whole, and so does every operator
 that has a lowering rule of its own: one node with one rounding, rather than a chain of nodes that each round.
 
 The next file is ``passes.py``.
@@ -48,16 +48,16 @@ _LOWERED = _names(
     split_with_sizes unbind squeeze transpose t detach alias rot90 channel_shuffle take
     upsample_trilinear3d _unsafe_view _reshape_alias _unsafe_index _unsafe_masked_index alias_copy
     diagonal_copy expand_copy squeeze_copy unsqueeze_copy t_copy transpose_copy unfold_copy
-    split_with_sizes_copy
+    split_with_sizes_copy index_add index_copy index_fill embedding_dense_backward
     """
 )
 
 #: Operators that PyTorch runs faster, or exactly, as a whole.
 _LIBRARY = _names(
     """
-    addmm baddbmm addr mv dot vdot _scaled_dot_product_flash_attention_for_cpu index_add index_copy
-    index_fill embedding_dense_backward bernoulli native_dropout max_unpool2d max_unpool3d im2col col2im
-    lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine fake_quantize_per_channel_affine
+    addmm baddbmm addr mv dot vdot _scaled_dot_product_flash_attention_for_cpu bernoulli native_dropout
+    max_unpool2d max_unpool3d im2col col2im lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine
+    fake_quantize_per_channel_affine
     """
 )
 

@@ -20,7 +20,7 @@ from . import index as ix
 from .evaluate import Bound, Evaluator, gather
 from .expr import Expr, symbols
 from .index import Index, IndexLike
-from .loops import Buffer, Extern, LoopProgram, Measure, Pointwise, Reduce, ViewRef, op_reads
+from .loops import Buffer, Extern, LoopOp, LoopProgram, Measure, Reduce, Scan, Scatter, ViewRef, op_reads
 from .panels import pack_panels
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "neutral",
     "reduce_last",
     "run_program",
+    "scan",
 ]
 
 Number = bool | int | float
@@ -302,15 +303,18 @@ def _flat(results: Any) -> list[Any]:
     return [leaf for part in results for leaf in _flat(part)] if nested else [results]
 
 
-def _run_op(op: Pointwise | Reduce, memory: Memory, buffers: Mapping[str, Buffer]) -> None:
+def _run_op(op: LoopOp, memory: Memory, buffers: Mapping[str, Buffer]) -> None:
     out = buffers[op.out]
     for name in op_reads(op):
         if name not in memory and buffers[name].alias_of is None:
             raise KeyError(f"{op.out} reads {name}, which nothing has written")
         ensure(name, memory, buffers)
+    if isinstance(op, Scatter):
+        _scatter(op, memory, buffers)
+        return
     # Evaluated whole before it is stored: an operation that mutates an input may read it at other positions.
     value = _op_value(op, memory)
-    if isinstance(op, Reduce):
+    if isinstance(op, (Reduce, Scan)):
         value = value.to(out.dtype)
     if value.dtype is not out.dtype:
         raise TypeError(f"{op.out} is {out.dtype} and its body gives {value.dtype}: {op.body!r}")
@@ -318,41 +322,112 @@ def _run_op(op: Pointwise | Reduce, memory: Memory, buffers: Mapping[str, Buffer
     memory[out.name].copy_(value)
 
 
-def _op_value(op: Pointwise | Reduce, memory: Memory) -> Tensor:
+def _op_value(op: LoopOp, memory: Memory) -> Tensor:
     """The result at every point, cut into pieces along the longest output dimension where it is large."""
     inner = op.reduce_vars if isinstance(op, Reduce) else ()
     extents = memory.sizes(v.extent for v in op.vars)
     per_point = math.prod(memory.sizes(v.extent for v in inner))
-    total = math.prod(extents) * per_point
-    if total <= CHUNK or not extents:
+    # A scan goes on along its axis: that one is not cut.
+    free = [k for k in range(len(extents)) if not (isinstance(op, Scan) and k == op.axis)]
+    if not free:
         return _points(op, memory, {})
-    cut = max(range(len(extents)), key=lambda k: extents[k])
-    step = max(1, CHUNK * extents[cut] // total)
-    pieces = [
-        _points(op, memory, {op.vars[cut]: torch.arange(start, min(start + step, extents[cut]))})
-        for start in range(0, extents[cut], step)
+    cut = max(free, key=lambda k: extents[k])
+    return torch.cat(
+        [_points(op, memory, {op.vars[cut]: values}) for values in _pieces(cut, extents, per_point)], cut
+    )
+
+
+def _pieces(cut: int, extents: Sequence[int], per_point: int) -> list[Tensor]:
+    """The values of one variable, in pieces so that no tensor over all variables becomes very large."""
+    step = max(1, CHUNK * extents[cut] // max(1, math.prod(extents) * per_point))
+    return [
+        torch.arange(start, min(start + step, extents[cut])) for start in range(0, max(extents[cut], 1), step)
     ]
-    return torch.cat(pieces, cut)
 
 
-def _points(op: Pointwise | Reduce, memory: Memory, chosen: Mapping[Index, Tensor]) -> Tensor:
-    """The result with some variables limited to the values chosen."""
-    inner = op.reduce_vars if isinstance(op, Reduce) else ()
-    variables = (*op.vars, *inner)
+def _evaluator(
+    variables: Sequence[Index], memory: Memory, chosen: Mapping[Index, Tensor]
+) -> tuple[Evaluator, list[int]]:
+    """An evaluator over all values of the variables, some limited to those chosen, and how many each has."""
     env: dict[Index, Bound] = dict(memory.symbols)
     sizes: list[int] = []
     for k, v in enumerate(variables):
         values = chosen[v] if v in chosen else torch.arange(memory.size(v.extent))
         sizes.append(values.numel())
         env[v] = values.reshape([-1 if j == k else 1 for j in range(len(variables))])
+    return Evaluator(env, _reader(memory)), sizes
+
+
+def _points(op: LoopOp, memory: Memory, chosen: Mapping[Index, Tensor]) -> Tensor:
+    """The result with some variables limited to the values chosen."""
+    inner = op.reduce_vars if isinstance(op, Reduce) else ()
+    at, sizes = _evaluator((*op.vars, *inner), memory, chosen)
     if 0 in sizes:  # nothing is read: an index that is a constant may be outside of what has no elements
         value = torch.empty(sizes, dtype=op.body.dtype)
     else:
-        value = Evaluator(env, _reader(memory)).value(op.body).expand(sizes)
+        value = at.value(op.body).expand(sizes)
+    if isinstance(op, Scan):
+        return scan(op.kind, value, op.axis)
     if not isinstance(op, Reduce):
         return value
     lead = sizes[: len(op.vars)]
     return reduce_last(op.kind, value.reshape([*lead, math.prod(sizes[len(op.vars) :])]))
+
+
+def scan(kind: str, value: Tensor, axis: int) -> Tensor:
+    """The running combination along a dimension, in the value's own dtype; arg kinds give positions."""
+    if kind == "sum":
+        return value.cumsum(axis, dtype=value.dtype)
+    if kind == "prod":
+        return value.cumprod(axis, dtype=value.dtype)
+    if kind == "logaddexp":
+        return value.logcumsumexp(axis)
+    values, positions = value.cummax(axis) if kind in ("max", "argmax") else value.cummin(axis)
+    return positions if kind.startswith("arg") else values
+
+
+def _scatter(op: Scatter, memory: Memory, buffers: Mapping[str, Buffer]) -> None:
+    """Write at computed positions, piece after piece along the first variable: the order of points counts."""
+    out = buffers[op.out]
+    extents = memory.sizes(v.extent for v in op.vars)
+    found: list[tuple[Tensor, Tensor]] = []
+    for values in _pieces(0, extents, 1) if extents else [torch.zeros(1, dtype=torch.int64)]:
+        at, sizes = _evaluator(op.vars, memory, {op.vars[0]: values} if extents else {})
+        position = torch.zeros((), dtype=torch.int64)
+        for i, n in zip(op.indices, memory.sizes(out.sizes), strict=True):
+            along = at.index(i).expand(sizes)
+            if bool(((along < 0) | (along >= n)).any()):
+                raise IndexError(f"{op.out} is written at {i!r}, which leaves a dimension of {n} elements")
+            position = position * n + along
+        value = at.value(op.body)
+        if value.dtype is not out.dtype:
+            raise TypeError(f"{op.out} is {out.dtype} and its body gives {value.dtype}: {op.body!r}")
+        found.append((position.expand(sizes).reshape(-1), value.expand(sizes).reshape(-1)))
+    # All is evaluated before any of it is stored: a scatter may read what it updates.
+    flat = memory[op.base].reshape(-1).clone()
+    for position, value in found:
+        scatter_into(op.kind, flat, position, value)
+    ensure(op.out, memory, buffers)
+    memory[op.out].copy_(flat.reshape(memory.sizes(out.sizes)))
+
+
+def scatter_into(kind: str, flat: Tensor, position: Tensor, value: Tensor) -> None:
+    """``flat[position] = combine(flat[position], value)``, one after the other."""
+    if kind == "set":
+        last = torch.full((flat.numel(),), -1)
+        last.scatter_reduce_(0, position, torch.arange(position.numel()), "amax")
+        written = last >= 0
+        flat[written] = value[last[written]]
+        return
+    if flat.dtype is torch.bool:  # a sum of bools is whether any holds, a product whether all do
+        wide = flat.to(torch.uint8)
+        scatter_into("max" if kind in ("sum", "max") else "min", wide, position, value.to(torch.uint8))
+        flat.copy_(wide)
+    elif kind == "sum":
+        flat.index_put_((position,), value, accumulate=True)
+    else:
+        how = {"prod": "prod", "max": "amax", "min": "amin"}[kind]
+        flat.scatter_reduce_(0, position, value, how)
 
 
 def _reader(memory: Memory) -> Callable[[Expr, Sequence[Tensor], Tensor | None], Tensor]:

@@ -212,6 +212,8 @@ class _KernelRun:
             where |= {t.index for t in stores if self._place(t.buffer) == place}
             if len(where) > 1 or any(s.var not in i.free_vars for i in where):
                 return True
+            if any(True for i in where for _ in ix.indirect_atoms(i)):  # two iterations may have one position
+                return True
         return False
 
     def _place(self, buffer: str) -> int | str:
@@ -366,12 +368,19 @@ class _KernelRun:
             base = min(t.data_ptr() for t in members)
             end = max(t.data_ptr() + t.numel() * t.dtype.itemsize for t in members)
             owner = torch.empty(end - base, dtype=torch.int64)
-            for w in accesses:
-                for a in accesses:
-                    if w.write and (not a.write or id(w) <= id(a)):
-                        self._check_pair(w, a, base, owner)
+            # What one statement touches in the iterations of a serial loop, run one by one, is one.
+            statements: dict[tuple[object, ...], list[_Access]] = {}
+            for a in accesses:
+                key = (a.write, a.text, *(id(f.loop) for f in a.frames))
+                statements.setdefault(key, []).append(a)
+            groups = list(statements.values())
+            for k, w in enumerate(groups):
+                for j, other in enumerate(groups):
+                    if w[0].write and (not other[0].write or k <= j):
+                        self._check_pair(w, other, base, owner)
 
-    def _check_pair(self, w: _Access, a: _Access, base: int, owner: Tensor) -> None:
+    def _check_pair(self, writes: list[_Access], others: list[_Access], base: int, owner: Tensor) -> None:
+        w, a = writes[0], others[0]
         shared = 0
         for f, g in zip(w.frames, a.frames, strict=False):
             if f.loop is not g.loop:
@@ -380,15 +389,21 @@ class _KernelRun:
         free = [d for d in range(shared) if w.frames[d].loop.kind != "serial"]
         if not free:
             return
-        position, number = _iterations(w, free)
+        position, number = _all_iterations(writes, free)
         owner.fill_(-1)
         owner[position - base] = number
-        position, number = _iterations(a, free)
+        position, number = _all_iterations(others, free)
         found = owner[position - base]
         if bool(((found != -1) & (found != number)).any()):
             what = f"{w.text} is written, and {a.text} {'written' if a.write else 'read'}"
             loops = ", ".join(w.frames[d].loop.var.name for d in free)
             raise RaceError(f"{self._kernel.name}: {what}, by different iterations of {loops}")
+
+
+def _all_iterations(accesses: Sequence[_Access], dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """``_iterations`` of several accesses."""
+    found = [_iterations(a, dims) for a in accesses]
+    return torch.cat([p for p, _ in found]), torch.cat([n for _, n in found])
 
 
 def _iterations(a: _Access, dims: Sequence[int]) -> tuple[Tensor, Tensor]:

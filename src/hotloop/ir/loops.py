@@ -3,9 +3,13 @@
 What comes in: nothing; ``lower/`` builds it. What goes out: one frozen ``LoopProgram``, the input of
 ``schedule/``. What holds in between (``verify.py`` checks it):
 
-* A buffer has exactly one writer, except inputs (none, or one that mutates them last) and constants (none).
+* A buffer has exactly one writer, except inputs (none, or one that mutates them last), constants (none), and
+  what scatters update in place.
 * ``Pointwise`` writes ``out[v0, ..., vn] = body`` for every point of ``vars``: the variables are the buffer's
-  dimensions in order. ``Reduce`` does the same with its result over ``reduce_vars``.
+  dimensions in order. ``Reduce`` does the same with its result over ``reduce_vars``, and ``Scan`` with the
+  partial results along one variable.
+* ``Scatter`` gives a buffer that equals its base but for elements at computed positions. One whose base is
+  its own result updates that buffer in place: the one way in which a buffer is written again.
 * A view is an index map inside a load, or a strided ``ViewRef`` where an extern call or an output needs a
   tensor; it is never an operation.
 
@@ -20,6 +24,7 @@ from typing import Any
 
 import torch
 
+from . import index as ix
 from .expr import Expr, dtype_name, index_symbols
 from .expr import loads as expr_loads
 from .expr import symbols as expr_symbols
@@ -28,6 +33,8 @@ from .sizes import is_static, plain, product
 
 __all__ = [
     "REDUCTIONS",
+    "SCANS",
+    "SCATTERS",
     "Buffer",
     "Extern",
     "LoopProgram",
@@ -36,9 +43,12 @@ __all__ = [
     "Origin",
     "Pointwise",
     "Reduce",
+    "Scan",
+    "Scatter",
     "ViewRef",
     "op_outputs",
     "op_reads",
+    "op_values",
     "program_symbols",
 ]
 
@@ -163,6 +173,51 @@ class Reduce:
     folded: tuple[Origin, ...] = field(default=(), compare=False)
 
 
+#: Scan kinds. ``argmax`` and ``argmin`` give the position (int64) of the *last* extreme so far, and the other
+#: kinds its value; NaN counts as extreme. ``logaddexp`` is ``log(exp(a) + exp(b))``.
+SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """``out[vars] = cast(combination of body at all points up to this one along vars[axis])``.
+
+    The running value has ``body.dtype`` (float64 for float32 data, as eager's); it is cast to the buffer's
+    dtype when stored.
+    """
+
+    out: str
+    vars: tuple[Index, ...]
+    axis: int
+    kind: str
+    body: Expr
+    origin: Origin = field(default=Origin(), compare=False)
+    folded: tuple[Origin, ...] = field(default=(), compare=False)
+
+
+#: How a scatter combines a value with the element that is there; ``set`` puts it in its place.
+SCATTERS = ("set", "sum", "prod", "max", "min")
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """``out = base``, then point after point of ``vars``: ``out[indices] = combine(out[indices], body)``.
+
+    The points are taken in row-major order, so that of several values set at one place the last stays, and
+    sums are added in that order. ``indices`` has one entry a dimension of ``out`` and may read memory
+    (``ix.indirect``); ``body.dtype`` is the buffer's dtype. ``base`` has the dtype and sizes of ``out``.
+    """
+
+    out: str
+    base: str
+    vars: tuple[Index, ...]
+    indices: tuple[Index, ...]
+    kind: str
+    body: Expr
+    origin: Origin = field(default=Origin(), compare=False)
+    folded: tuple[Origin, ...] = field(default=(), compare=False)
+
+
 @dataclass(frozen=True)
 class Extern:
     """A call through PyTorch: ``outs = target(*args, **kwargs)``.
@@ -187,7 +242,9 @@ class Extern:
     binds: tuple[tuple[Index, int, int | None], ...] = ()
 
 
-Op = Pointwise | Reduce | Extern
+#: What runs in loops.
+LoopOp = Pointwise | Reduce | Scan | Scatter
+Op = LoopOp | Extern
 
 
 @dataclass(frozen=True)
@@ -258,8 +315,17 @@ def op_reads(op: Op) -> tuple[str, ...]:
     if isinstance(op, Extern):
         names = [v.buffer for v in views_in((op.args, op.kwargs))]
     else:
-        names = [e.buffer for e in expr_loads(op.body)]
+        names = [e.buffer for value in op_values(op) for e in expr_loads(value)]
+        if isinstance(op, Scatter):
+            names.append(op.base)
     return tuple(dict.fromkeys(names))
+
+
+def op_values(op: LoopOp) -> tuple[Expr, ...]:
+    """The trees that an operation evaluates at each point: its body, and what a scatter's positions read."""
+    if not isinstance(op, Scatter):
+        return (op.body,)
+    return (op.body, *(a.args[0] for i in op.indices for a in ix.indirect_atoms(i)))
 
 
 def op_outputs(op: Op) -> tuple[str, ...]:
@@ -282,12 +348,9 @@ def to_text(p: LoopProgram) -> str:
             continue
         b = p.buffers[op.out]
         at = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
-        if isinstance(op, Reduce):
-            over = ", ".join(f"{v.name}<{v.extent}" for v in op.reduce_vars)
-            body = f"{op.kind}({over}: {op.body!r})"
-        else:
-            body = repr(op.body)
-        lines.append(f"  {op.out}[{at}] : {b.kind} {dtype_name(b.dtype)} = {body}{source}")
+        if isinstance(op, Scatter):
+            at = ", ".join(map(repr, op.indices))
+        lines.append(f"  {op.out}[{at}] : {b.kind} {dtype_name(b.dtype)} = {body_text(op)}{source}")
     lines.append(f"  return {', '.join(_value_text(o) for o in p.outputs)}")
     return "\n".join(lines) + "\n"
 
@@ -300,6 +363,19 @@ def _symbol_text(s: Index, m: Measure) -> str:
     if (m.offset, m.scale) != (0, 1):
         what += f" = {m.scale} * {s.name} + {m.offset}"
     return f"{what}, from {lo} to {'any' if hi is None else hi}"
+
+
+def body_text(op: LoopOp) -> str:
+    """What an operation stores, on one line."""
+    if isinstance(op, Reduce):
+        over = ", ".join(f"{v.name}<{v.extent}" for v in op.reduce_vars)
+        return f"{op.kind}({over}: {op.body!r})"
+    if isinstance(op, Scan):
+        return f"scan_{op.kind}(along {op.axis}: {op.body!r})"
+    if isinstance(op, Scatter):
+        over = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
+        return f"scatter_{op.kind}({over}: {op.body!r}) over {op.base}"
+    return repr(op.body)
 
 
 def _value_text(v: Any) -> str:

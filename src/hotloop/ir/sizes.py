@@ -1,9 +1,9 @@
 """Sizes: numbers, or index expressions of symbols.
 
 What comes in: extents, strides and offsets as they stand in buffers and loops. What goes out: products of
-them, estimates to decide by, and the symbols in them. What holds in between: a size that is a number is an
-``int``, never a constant ``Index``, so that static programs are made of plain numbers; an estimate decides
-what is fast, never what is right. The next file is ``expr.py``.
+them, estimates to decide by, the symbols in them, and which loops walk an index without meeting. What holds
+in between: a size that is a number is an ``int``, never a constant ``Index``, so that static programs are
+made of plain numbers; an estimate decides what is fast, never what is right. The next file is ``expr.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "least",
     "plain",
     "product",
+    "separate_variables",
     "static",
     "symbols",
     "total",
@@ -120,6 +121,21 @@ def at_least(size: IndexLike, least: int) -> bool:
     if isinstance(size, int):
         return size >= least
     return size.lo is not None and size.lo >= least
+
+
+def separate_variables(e: IndexLike) -> tuple[Index, ...]:
+    """The variables of an index, where different values of them always give different indices.
+
+    So it is with one variable alone, and with several in steps that cannot meet: ``8 * i + j`` with
+    ``j < 8``.
+    """
+    terms = sorted(ix.linear_terms(e)[1], key=lambda t: abs(t[1]))
+    reach: int | None = 0
+    for v, c in terms:
+        if v.kind != "var" or reach is None or abs(c) <= reach:
+            return ()
+        reach = None if v.hi is None else reach + abs(c) * v.hi
+    return tuple(v for v, _ in terms)
 
 
 def total(sizes: Iterable[IndexLike]) -> IndexLike:

@@ -17,6 +17,7 @@ import torch
 
 from hotloop.errors import VerifyError
 
+from . import expr as ex
 from . import index as ix
 from . import sizes as sz
 from .expr import Expr, dtype_name, index_symbols, own_indices, walk
@@ -38,15 +39,21 @@ from .kernel import (
 )
 from .loops import (
     REDUCTIONS,
+    SCANS,
+    SCATTERS,
     Buffer,
     Extern,
+    LoopOp,
     LoopProgram,
     Op,
-    Pointwise,
     Reduce,
+    Scan,
+    Scatter,
     ViewRef,
+    body_text,
     op_outputs,
     op_reads,
+    op_values,
     views_in,
 )
 from .verify_values import LOW, extent_of, leaves, memory_of, node_fault, unguarded
@@ -97,7 +104,7 @@ class _Program:
             else:
                 self._loop_op(op)
             for name in op_outputs(op):
-                self._write(name)
+                self._write(name, again=isinstance(op, Scatter) and op.base == name)
         self._at = None
         for out in self._p.outputs:
             if isinstance(out, ViewRef):
@@ -132,10 +139,10 @@ class _Program:
         if self._root(name) not in self._available:
             self._fail(f"{name} is read before it is written")
 
-    def _write(self, name: str) -> None:
+    def _write(self, name: str, again: bool) -> None:
         b = self._known(name)
         root = self._root(name)
-        if root in self._written:
+        if root in self._written and not again:
             self._fail(f"{name} is written twice")
         if self._p.buffers[root].kind == "constant":
             self._fail(f"{b!r} is written")
@@ -161,34 +168,68 @@ class _Program:
         if unknown:
             self._fail(f"nothing tells the value of {sorted(unknown)}")
 
-    def _loop_op(self, op: Pointwise | Reduce) -> None:
+    def _loop_op(self, op: LoopOp) -> None:
         out = self._known(op.out)
         if self._p.symbols or self._symbols:
             self._sizes_known(v for e in (*out.sizes, *out.strides) for v in sz.symbols(e))
-            self._sizes_known(expr_symbols(op.body))
-        if len(op.vars) != len(out.sizes) or any(v.kind != "var" for v in op.vars):
-            self._fail(f"{list(op.vars)} are not the dimensions of {out!r}")
-        for v, n in zip(op.vars, out.sizes, strict=True):
-            if ix.as_index(v.extent) is not ix.as_index(n):
-                self._fail(f"{v.name} has {v.extent} values and the dimension of {op.out} has size {n}")
+            for value in op_values(op):
+                self._sizes_known(expr_symbols(value))
+        if not isinstance(op, Scatter):
+            if len(op.vars) != len(out.sizes) or any(v.kind != "var" for v in op.vars):
+                self._fail(f"{list(op.vars)} are not the dimensions of {out!r}")
+            for v, n in zip(op.vars, out.sizes, strict=True):
+                if ix.as_index(v.extent) is not ix.as_index(n):
+                    self._fail(f"{v.name} has {v.extent} values and the dimension of {op.out} has size {n}")
         inner = op.reduce_vars if isinstance(op, Reduce) else ()
         variables = (*op.vars, *inner)
         if len(set(variables)) != len(variables):
             self._fail(f"{op.out}: a loop variable is bound twice")
-        unbound = op.body.free_vars.difference(variables)
+        unbound = frozenset().union(*(e.free_vars for e in op_values(op))).difference(variables)
         if unbound:
             self._fail(f"{op.out}: {sorted(v.name for v in unbound)} are not loop variables of it")
+        empty = any(v.extent == 0 for v in variables)
         self._result(op, out)
-        self._body(op.body, any(v.extent == 0 for v in variables))
+        for value in op_values(op):
+            self._body(value, empty)
+        if isinstance(op, Scatter):
+            self._target(op, out, empty)
 
-    def _result(self, op: Pointwise | Reduce, out: Buffer) -> None:
+    def _target(self, op: Scatter, out: Buffer, empty: bool) -> None:
+        """Where a scatter writes, and what it starts from."""
+        self._readable(op.base)
+        base = self._known(op.base)
+        if base.dtype is not out.dtype or base.sizes != out.sizes:
+            self._fail(f"{out!r} starts from {base!r}")
+        fault = node_fault(ex.load(op.out, op.indices, out.dtype))
+        if fault is not None:
+            self._fail(fault)
+        if len(op.indices) != len(out.sizes):
+            self._fail(f"{list(op.indices)} are {len(op.indices)} indices for {out!r}")
+        for i, n in zip(op.indices, out.sizes, strict=True):
+            unbound = i.free_vars.difference(op.vars)
+            if unbound:
+                self._fail(f"{sorted(v.name for v in unbound)} in {i!r} are not loop variables of {op.out}")
+            if not empty and leaves(i, n):
+                self._fail(f"index {i!r} in [{i.lo}, {i.hi}] leaves a dimension of size {n} of {op.out}")
+
+    def _result(self, op: LoopOp, out: Buffer) -> None:
         dtype = op.body.dtype
-        if not isinstance(op, Reduce):
+        if not isinstance(op, (Reduce, Scan)):
             if dtype is not out.dtype:
                 self._fail(f"{op.out} is {dtype_name(out.dtype)} and its body gives {dtype_name(dtype)}")
+            if not isinstance(op, Scatter):
+                return
+            if op.kind not in SCATTERS:
+                self._fail(f"unknown scatter {op.kind!r}")
+            if op.kind != "set" and dtype in LOW:
+                self._fail(f"{op.kind} computes in {dtype_name(dtype)}; it has to be cast to float32 first")
             return
-        if op.kind not in REDUCTIONS:
-            self._fail(f"unknown reduction {op.kind!r}")
+        if op.kind not in (SCANS if isinstance(op, Scan) else REDUCTIONS):
+            self._fail(f"unknown {'scan' if isinstance(op, Scan) else 'reduction'} {op.kind!r}")
+        if isinstance(op, Scan) and not 0 <= op.axis < len(op.vars):
+            self._fail(f"{op.out} is scanned along dimension {op.axis} of {len(op.vars)}")
+        if op.kind == "logaddexp" and not dtype.is_floating_point:
+            self._fail(f"{op.kind} of {dtype_name(dtype)}")
         if dtype in LOW:
             self._fail(f"{op.kind} computes in {dtype_name(dtype)}; it has to be cast to float32 first")
         if (op.kind in ("any", "all") and dtype is not torch.bool) or (
@@ -235,11 +276,10 @@ def _op_text(op: Op) -> str:
     """One operation on a line; unlike the program's dump it needs no buffer to exist."""
     if isinstance(op, Extern):
         return f"{', '.join(map(str, op.outs))} = {op.target}({', '.join(op_reads(op))})"
+    if isinstance(op, Scatter):
+        return f"{op.out}[{', '.join(map(repr, op.indices))}] = {body_text(op)}"
     at = ", ".join(f"{v.name}<{v.extent}" for v in op.vars)
-    if not isinstance(op, Reduce):
-        return f"{op.out}[{at}] = {op.body!r}"
-    over = ", ".join(f"{v.name}<{v.extent}" for v in op.reduce_vars)
-    return f"{op.out}[{at}] = {op.kind}({over}: {op.body!r})"
+    return f"{op.out}[{at}] = {body_text(op)}"
 
 
 def _near(at: int, count: int) -> range:

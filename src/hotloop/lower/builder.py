@@ -24,7 +24,19 @@ from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Measure, Op, Origin, Pointwise, Reduce, ViewRef
+from hotloop.ir.loops import (
+    Buffer,
+    Extern,
+    LoopProgram,
+    Measure,
+    Op,
+    Origin,
+    Pointwise,
+    Reduce,
+    Scan,
+    Scatter,
+    ViewRef,
+)
 
 from .symbols import Meta
 
@@ -147,6 +159,9 @@ class Builder:
         self._lines: dict[str | None, str | None] = {}
         self._copies: dict[tuple[View, bool], View] = {}
         self._keys: list[str] = []
+        #: A buffer that is a graph input but for what a scatter wrote: the view, of the version before, that
+        #: was written.
+        self.versions: dict[str, View] = {}
 
     # --- where we are ---------------------------------------------------------------------------------------
 
@@ -187,14 +202,26 @@ class Builder:
         otherwise."""
         if like is None or tuple(like.shape) != tuple(sizes):
             return ix.contiguous_strides(sizes)
-        strides: Sizes = tuple(like.stride())
-        step: IndexLike = 1
-        live = [(st, n) for st, n in zip(strides, sizes, strict=True) if n != 1]
-        for stride, size in sorted(live, key=lambda t: (sz.hint(t[0]), sz.hint(t[1]))):
-            if stride != step:
-                return ix.contiguous_strides(sizes)
-            step = sz.plain(step * size)
-        return strides
+        return _without_gaps(sizes, tuple(like.stride()))
+
+    def strides_like(self, like: Tensor | None, sizes: Sequence[IndexLike]) -> Sizes:
+        """The strides of a buffer made like a fake tensor."""
+        return self._dense_strides(like, sizes)
+
+    def one_to_one(self, view: View) -> bool:
+        """Whether certainly no two elements of a view are one element of its buffer."""
+        found = {v for i in view.indices for v in sz.separate_variables(i)}
+        if found.issuperset(v for v in view.vars if v.extent != 1):
+            return True
+        ref = self.try_strided(view)
+        if ref is None or not sz.is_static((*ref.sizes, *ref.strides)):
+            return False
+        reach = 0
+        for stride, size in sorted(zip(map(sz.static, ref.strides), map(sz.static, ref.sizes), strict=True)):
+            if size != 1 and stride <= reach:
+                return False
+            reach += stride * (size - 1)
+        return True
 
     def keeps_strides(self, like: Tensor) -> bool:
         """Whether a buffer made like this tensor has its strides: it has no gaps and no overlaps."""
@@ -269,6 +296,37 @@ class Builder:
         r = loop_vars("r", reduce_sizes)
         out = self.add_buffer(sizes, dtype, self._dense_strides(like, sizes))
         self.ops.append(Reduce(out.buffer, v, r, kind, f(v, r), self._origin))
+        return out
+
+    def scan(
+        self,
+        sizes: Sequence[IndexLike],
+        axis: int,
+        kind: str,
+        dtype: torch.dtype,
+        f: Callable[[Vars], Expr],
+        like: Tensor | None = None,
+    ) -> View:
+        """``out[v] = combination of f at all points up to v along the axis``, cast to ``dtype``."""
+        v = loop_vars("i", sizes)
+        out = self.add_buffer(sizes, dtype, self._dense_strides(like, sizes))
+        self.ops.append(Scan(out.buffer, v, axis, kind, f(v), self._origin))
+        return out
+
+    def scatter(
+        self,
+        base: View,
+        sizes: Sequence[IndexLike],
+        kind: str,
+        at: Callable[[Vars], Point],
+        f: Callable[[Vars], Expr],
+    ) -> View:
+        """The buffer of ``base``, a whole one, with ``f(v)`` combined into the element at ``at(v)``."""
+        v = loop_vars("i", sizes)
+        strides = _without_gaps(base.sizes, self.buffers[base.buffer].strides)
+        out = self.add_buffer(base.sizes, base.dtype, strides)
+        point = tuple(map(ix.as_index, at(v)))
+        self.ops.append(Scatter(out.buffer, base.buffer, v, point, kind, f(v), self._origin))
         return out
 
     def copy(self, view: View, strides: Sequence[IndexLike] | None = None) -> View:
@@ -369,6 +427,17 @@ class Builder:
             dict(self.constants),
             dict(self.symbols),
         )
+
+
+def _without_gaps(sizes: Sequence[IndexLike], strides: Sizes) -> Sizes:
+    """These strides where they leave no gaps and do not overlap; contiguous ones otherwise."""
+    step: IndexLike = 1
+    live = [(st, n) for st, n in zip(strides, sizes, strict=True) if n != 1]
+    for stride, size in sorted(live, key=lambda t: (sz.hint(t[0]), sz.hint(t[1]))):
+        if stride != step:
+            return ix.contiguous_strides(sizes)
+        step = sz.plain(step * size)
+    return strides
 
 
 def _forward(stride: IndexLike, known: Sequence[IndexLike]) -> bool:

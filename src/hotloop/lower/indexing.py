@@ -5,7 +5,7 @@ index; the scheduler folds it into its readers. What holds in between: where eag
 from the end, so does the payload; where eager raises, for those or for any position out of range, the index
 is ``checked``. Boolean masks give shapes that are not known, and stay calls through PyTorch.
 
-The next file is ``pooling.py``.
+The next file is ``scans.py``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .builder import Builder, Rule, View
 from .reductions import SUPPORTED, result
 from .views import moved, with_dim
 
-__all__ = ["RULES"]
+__all__ = ["INTEGERS", "RULES", "Advanced", "advanced", "lifted", "position"]
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 Vars = tuple[Index, ...]
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _position(
+def position(
     index: View, point: Sequence[IndexLike], size: IndexLike, wrap: bool, checked: bool = True
 ) -> Index:
     """The element of an index tensor as an index below ``size``; ``wrap``: negative from the end."""
@@ -44,36 +44,36 @@ def _position(
     return ix.indirect(at, size, checked)
 
 
-def _lifted(x: View) -> View:
+def lifted(x: View) -> View:
     """A 0-dim tensor as one of one element."""
     return x if x.ndim else x.reshape((1,))
 
 
 def _gather(b: Builder, node: Node, x: View, dim: int, index: View, *, sparse_grad: bool = False) -> Any:
-    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+    if x.dtype not in SUPPORTED or index.dtype not in INTEGERS:
         return NotImplemented
-    source = _lifted(x)
+    source = lifted(x)
     dim %= source.ndim
     size = source.sizes[dim]
 
     def element(v: Vars) -> Expr:
-        at = _position(index, v, size, wrap=False)
+        at = position(index, v, size, wrap=False)
         return source.at(with_dim(v, dim, at) if v else (at,))
 
     return moved(b, result(node), element)
 
 
 def _index_select(b: Builder, node: Node, x: View, dim: int, index: View) -> Any:
-    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+    if x.dtype not in SUPPORTED or index.dtype not in INTEGERS:
         return NotImplemented
-    source, along = _lifted(x), _lifted(index)
+    source, along = lifted(x), lifted(index)
     dim %= source.ndim
     size = source.sizes[dim]
 
     def element(v: Vars) -> Expr:
         if not v:
-            return source.at((_position(along, (0,), size, wrap=False),))
-        return source.at(with_dim(v, dim, _position(along, (v[dim],), size, wrap=False)))
+            return source.at((position(along, (0,), size, wrap=False),))
+        return source.at(with_dim(v, dim, position(along, (v[dim],), size, wrap=False)))
 
     return moved(b, result(node), element)
 
@@ -87,17 +87,17 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if weight.dtype not in SUPPORTED or indices.dtype not in _INTEGERS:
+    if weight.dtype not in SUPPORTED or indices.dtype not in INTEGERS:
         return NotImplemented
     rows = weight.sizes[0]
-    return moved(b, result(node), lambda v: weight.at((_position(indices, v[:-1], rows, wrap=False), v[-1])))
+    return moved(b, result(node), lambda v: weight.at((position(indices, v[:-1], rows, wrap=False), v[-1])))
 
 
 def _take(b: Builder, node: Node, x: View, index: View) -> Any:
-    if x.dtype not in SUPPORTED or index.dtype not in _INTEGERS:
+    if x.dtype not in SUPPORTED or index.dtype not in INTEGERS:
         return NotImplemented
     flat = x.reshape((x.numel,))
-    return moved(b, result(node), lambda v: flat.at((_position(index, v, x.numel, wrap=True),)))
+    return moved(b, result(node), lambda v: flat.at((position(index, v, x.numel, wrap=True),)))
 
 
 def _broadcast(shapes: Sequence[Sequence[IndexLike]]) -> tuple[IndexLike, ...]:
@@ -110,7 +110,7 @@ def _broadcast(shapes: Sequence[Sequence[IndexLike]]) -> tuple[IndexLike, ...]:
     return tuple(out)
 
 
-class _Advanced:
+class Advanced:
     """How the coordinates of ``x[indices]`` come about, with ``None`` for a dimension taken whole.
 
     The index tensors broadcast to one shape. Its dimensions stand where the first index tensor stood if the
@@ -127,26 +127,34 @@ class _Advanced:
         adjacent = self.used == list(range(self.used[0], self.used[0] + len(self.used)))
         self.lead = self.used[0] if adjacent else 0
 
+    @property
+    def sizes(self) -> tuple[IndexLike, ...]:
+        """The sizes of ``x[indices]``."""
+        rest = [n for i, n in zip(self.indices, self.x.sizes, strict=True) if i is None]
+        return (*rest[: self.lead], *self.shape, *rest[self.lead :])
+
     def point(self, v: Vars, checked: bool) -> tuple[IndexLike, ...]:
+        """The coordinates in ``x`` of the element of ``x[indices]`` at ``v``."""
         shared = v[self.lead : self.lead + len(self.shape)]
         rest = iter((*v[: self.lead], *v[self.lead + len(self.shape) :]))
         tensors = iter(self.broadcast)
         return tuple(
-            next(rest) if i is None else _position(next(tensors), shared, n, wrap=True, checked=checked)
+            next(rest) if i is None else position(next(tensors), shared, n, wrap=True, checked=checked)
             for i, n in zip(self.indices, self.x.sizes, strict=True)
         )
 
 
-def _advanced(x: View, indices: Sequence[View | None]) -> _Advanced | None:
+def advanced(x: View, indices: Sequence[View | None]) -> Advanced | None:
+    """How ``x[indices]`` is indexed; ``None`` where only PyTorch can say."""
     tensors = [i for i in indices if i is not None]
-    if x.dtype not in SUPPORTED or not tensors or any(t.dtype not in _INTEGERS for t in tensors):
+    if x.dtype not in SUPPORTED or not tensors or any(t.dtype not in INTEGERS for t in tensors):
         return None
-    return _Advanced(x, indices)
+    return Advanced(x, indices)
 
 
 def _index(checked: bool) -> Rule:
     def rule(b: Builder, node: Node, x: View, indices: Sequence[View | None]) -> Any:
-        how = _advanced(x, indices)
+        how = advanced(x, indices)
         if how is None:
             return NotImplemented
         return moved(b, result(node), lambda v: x.at(how.point(v, checked)))
@@ -158,7 +166,7 @@ def _masked_index(
     b: Builder, node: Node, x: View, mask: View, indices: Sequence[View | None], fill: float
 ) -> Any:
     """``x[indices]`` where ``mask``, else ``fill``; positions that are masked out may be anything."""
-    how = _advanced(x, indices)
+    how = advanced(x, indices)
     if how is None or x.numel == 0 or len(how.used) != x.ndim:
         return NotImplemented
     chosen = mask.expand(tuple(result(node).shape))

@@ -26,7 +26,20 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef, program_symbols
 
-from . import creation, extern, indexing, pointwise, pooling, products, random, ranks, reductions, views
+from . import (
+    creation,
+    extern,
+    indexing,
+    pointwise,
+    pooling,
+    products,
+    random,
+    ranks,
+    reductions,
+    scans,
+    scatter,
+    views,
+)
 from .builder import Builder, Rule, Tensor, View, loop_vars
 from .symbols import InexpressibleError, Opaque, Symbols, is_tensor, said
 
@@ -38,6 +51,8 @@ RULES: Mapping[Any, Rule] = {
     **reductions.RULES,
     **views.RULES,
     **indexing.RULES,
+    **scans.RULES,
+    **scatter.RULES,
     **pooling.RULES,
     **products.RULES,
     **ranks.RULES,
@@ -75,6 +90,9 @@ class _Walk:
         self.builder = Builder(name)
         self.values: dict[torch.fx.Node, Any] = {}
         self.outputs: list[Any] = []
+        self.mutates = False
+        #: For a write to an input: what it writes, where that had to be saved from an earlier write.
+        self.sources: dict[torch.fx.Node, View] = {}
 
     def visit(self, node: torch.fx.Node) -> None:
         """Lower one node."""
@@ -214,6 +232,10 @@ class _Walk:
         """``target.copy_(source)`` on a graph input: the last write of its buffer, after every reader."""
         b = self.builder
         buffer = b.buffers[target.buffer]
+        if not self.mutates:
+            self._keep_old_values()
+        self.mutates = True
+        source = self.sources.get(node, source)
         if target != b.whole(target.buffer) or buffer.kind != "input":
             raise CompileError("only a whole graph input can be written in place", stage="lower", node=node)
         if source.buffer == target.buffer and source != target:
@@ -222,6 +244,24 @@ class _Walk:
         body = ex.cast(pointwise.element(source, v), target.dtype)
         b.ops.append(Pointwise(target.buffer, v, body, b._origin))
         return target
+
+    def _keep_old_values(self) -> None:
+        """Before the first write to an input: what is still to be read of such inputs becomes a value of its
+        own.
+        """
+        b = self.builder
+        writes = [n for n in self.gm.graph.nodes if n.target is torch.ops.aten.copy_.default]
+        targets = {self.values[w.args[0]].buffer for w in writes}
+        for w in writes:
+            source = self.values.get(w.args[1])
+            if isinstance(source, View) and source.buffer in targets - {self.values[w.args[0]].buffer}:
+                self.sources[w] = b.copy(source)
+        for node in next(n for n in self.gm.graph.nodes if n.op == "output").all_input_nodes:
+            value = self.values.get(node)
+            if node.op == "placeholder" or not isinstance(value, View) or value.buffer not in targets:
+                continue
+            if self._foreign(value.buffer, storage_key(node.meta["val"])):
+                self.values[node] = b.copy(value, b.strides_like(node.meta["val"], value.sizes))
 
     def _returned(self, result: Any, returned: dict[str, set[int]]) -> Any:
         """A graph output: a tensor with eager's strides that shares memory with nothing that eager's does
@@ -235,7 +275,8 @@ class _Walk:
         b = self.builder
         val = result.meta.get("eager_val", result.meta["val"])
         key = storage_key(val)
-        ref = b.try_strided(value)
+        # A version of an input is to be the input itself: what is returned of it is a tensor of its own.
+        ref = b.try_strided(value) if value.buffer not in b.versions else None
         if ref is not None and extern._same_strides(ref.sizes, ref.strides, val):
             root = b.buffers[ref.buffer].alias_of or ref.buffer
             owners = returned.setdefault(root, set())

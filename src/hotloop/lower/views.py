@@ -28,7 +28,16 @@ from .pointwise import fits
 from .reductions import SUPPORTED, result
 from .symbols import InexpressibleError
 
-__all__ = ["RULES", "between", "moved", "with_dim"]
+__all__ = [
+    "RULES",
+    "between",
+    "diagonal_view",
+    "moved",
+    "select_view",
+    "slice_start",
+    "slice_view",
+    "with_dim",
+]
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -87,12 +96,13 @@ def _t(b: Builder, node: Node, x: View) -> View:
     return x if x.ndim < 2 else _transpose(b, node, x, 0, 1)
 
 
-def _slice_view(x: View, dim: int, start: IndexLike, step: int, size: IndexLike) -> View:
+def slice_view(x: View, dim: int, start: IndexLike, step: int, size: IndexLike) -> View:
+    """``size`` elements of a dimension, every ``step``-th from ``start`` on."""
     sizes = [size if d == dim else s for d, s in enumerate(x.sizes)]
     return x.remap(sizes, lambda v: with_dim(v, dim, v[dim] * step + start))
 
 
-def _slice_start(n: IndexLike, start: IndexLike | None) -> IndexLike:
+def slice_start(n: IndexLike, start: IndexLike | None) -> IndexLike:
     """Where a slice of ``n`` elements starts: negative counts from the end; never outside the dimension."""
     if start is None:
         return 0
@@ -117,17 +127,18 @@ def _slice(
     step: int = 1,
 ) -> View:
     dim %= x.ndim
-    return _slice_view(x, dim, _slice_start(x.sizes[dim], start), step, result(node).shape[dim])
+    return slice_view(x, dim, slice_start(x.sizes[dim], start), step, result(node).shape[dim])
 
 
 def _narrow_copy(b: Builder, node: Node, x: View, dim: int, start: int, length: int) -> Any:
     if x.dtype not in SUPPORTED:
         return NotImplemented
     dim %= x.ndim
-    return moved(b, result(node), _slice_view(x, dim, _slice_start(x.sizes[dim], start), 1, length).at)
+    return moved(b, result(node), slice_view(x, dim, slice_start(x.sizes[dim], start), 1, length).at)
 
 
-def _select_view(x: View, dim: int, at: IndexLike) -> View:
+def select_view(x: View, dim: int, at: IndexLike) -> View:
+    """The elements at one coordinate of a dimension, which is gone."""
     return x.remap(
         [s for d, s in enumerate(x.sizes) if d != dim], lambda v: (*v[:dim], ix.as_index(at), *v[dim:])
     )
@@ -135,7 +146,7 @@ def _select_view(x: View, dim: int, at: IndexLike) -> View:
 
 def _select(b: Builder, node: Node, x: View, dim: int, index: int) -> View:
     dim %= x.ndim
-    return _select_view(x, dim, index % x.sizes[dim])
+    return select_view(x, dim, index % x.sizes[dim])
 
 
 def _pieces(b: Builder, node: Node, x: View, sizes: Any, dim: int = 0) -> tuple[View, ...]:
@@ -145,14 +156,14 @@ def _pieces(b: Builder, node: Node, x: View, sizes: Any, dim: int = 0) -> tuple[
     start: IndexLike = 0
     for piece in node.meta["val"]:
         size = piece.shape[dim]
-        out.append(_slice_view(x, dim, start, 1, size))
+        out.append(slice_view(x, dim, start, 1, size))
         start = start + size
     return tuple(out)
 
 
 def _unbind(b: Builder, node: Node, x: View, dim: int = 0) -> tuple[View, ...]:
     dim %= x.ndim
-    return tuple(_select_view(x, dim, k) for k in range(len(node.meta["val"])))
+    return tuple(select_view(x, dim, k) for k in range(len(node.meta["val"])))
 
 
 def _unsqueeze_view(x: View, dim: int) -> View:
@@ -183,6 +194,11 @@ def _unfold(b: Builder, node: Node, x: View, dimension: int, size: int, step: in
 
 
 def _diagonal(b: Builder, node: Node, x: View, offset: int = 0, dim1: int = 0, dim2: int = 1) -> View:
+    return diagonal_view(x, tuple(result(node).shape), offset, dim1, dim2)
+
+
+def diagonal_view(x: View, sizes: Sequence[IndexLike], offset: int, dim1: int, dim2: int) -> View:
+    """A diagonal of two dimensions, as the last of ``sizes``."""
     one, two = dim1 % x.ndim, dim2 % x.ndim
     rest = [d for d in range(x.ndim) if d not in (one, two)]
 
@@ -191,7 +207,7 @@ def _diagonal(b: Builder, node: Node, x: View, offset: int = 0, dim1: int = 0, d
         at[one], at[two] = v[-1] + max(-offset, 0), v[-1] + max(offset, 0)
         return [at[d] for d in range(x.ndim)]
 
-    return x.remap(tuple(result(node).shape), point)
+    return x.remap(sizes, point)
 
 
 def _as_strided(
@@ -516,8 +532,8 @@ def _slice_scatter(
 ) -> Any:
     dim %= x.ndim
     n = x.sizes[dim]
-    first = _slice_start(n, start)
-    last = sz.plain(ix.maximum(first, n if end is None else _slice_start(n, end)))
+    first = slice_start(n, start)
+    last = sz.plain(ix.maximum(first, n if end is None else slice_start(n, end)))
     src = src.expand(with_dim(x.sizes, dim, -(-(last - first) // step)))
 
     def where(v: Vars) -> Expr:

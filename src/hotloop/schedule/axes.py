@@ -19,7 +19,7 @@ from .fuse import Group, Member, substitute_axes
 from .simplify import extents
 from .split import split_variables
 
-__all__ = ["accesses", "choose_vector_axis", "flat_index", "split_axes"]
+__all__ = ["access_cost", "accesses", "choose_vector_axis", "flat_index", "split_axes"]
 
 
 def flat_index(buffers: Mapping[str, Buffer], buffer: str, indices: tuple[Index, ...]) -> Index:
@@ -56,7 +56,8 @@ CONTIGUOUS, UNIFORM, STRIDED, GATHER = 1.0, 0.1, 6.0, 8.0
 FAR_BYTES, FAR = 64, 12.0
 
 
-def _access_cost(flat: Index, axis: Index, size: int) -> float:
+def access_cost(flat: Index, axis: Index, size: int) -> float:
+    """What an access to elements of ``size`` bytes costs a lane, in bytes of contiguous access."""
     c = ix.coefficient(flat, axis)
     if c is None:
         return GATHER * size
@@ -85,7 +86,7 @@ def choose_vector_axis(g: Group, buffers: Mapping[str, Buffer], stored: set[str]
                     continue
                 store = name == m.op.out
                 share = 1.0 / inner_points if store and isinstance(m.op, Reduce) else weight
-                total += share * _access_cost(flat, axis, buffers[name].dtype.itemsize)
+                total += share * access_cost(flat, axis, buffers[name].dtype.itemsize)
         extent = max(sz.hint(axis.extent), 1)
         if extent < 8:  # most lanes would be idle
             total *= 8 / extent

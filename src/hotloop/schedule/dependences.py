@@ -2,7 +2,7 @@
 
 What comes in: a loop program. What goes out: ``Uses``, asked by inlining, fusion, ordering and memory alike.
 What holds in between: an alias is resolved to the buffer whose storage it names, so that a dependence through
-a reinterpreted view is never missed. The next file is ``simplify.py``.
+a reinterpreted view is never missed. The next file is ``updates.py``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, ViewRef, op_outputs, op_reads
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import Index
+from hotloop.ir.loops import (
+    Buffer,
+    Extern,
+    LoopOp,
+    LoopProgram,
+    Op,
+    Scan,
+    Scatter,
+    ViewRef,
+    op_outputs,
+    op_reads,
+)
 
-__all__ = ["Uses", "analyse", "base_of"]
+__all__ = ["Uses", "analyse", "base_of", "ordered_vars"]
 
 
 def base_of(buffers: Mapping[str, Buffer], name: str) -> str:
@@ -24,9 +37,9 @@ def base_of(buffers: Mapping[str, Buffer], name: str) -> str:
 
 @dataclass(frozen=True)
 class Uses:
-    """For each storage: the writing operation, the reading operations (positions in the program), and whether
-    it is *held*: given back to the caller, read by an extern call, or reinterpreted, so that it has to exist
-    in memory."""
+    """For each storage: the last writing operation, the reading operations (positions in the program), and
+    whether it is *held*: given back to the caller, read by an extern call, reinterpreted, or updated by a
+    scatter, so that it has to exist in memory."""
 
     writer: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
@@ -42,6 +55,8 @@ def analyse(p: LoopProgram, ops: Sequence[Op] | None = None) -> Uses:
     for i, op in enumerate(p.ops if ops is None else ops):
         for b in op_outputs(op):
             writer[base_of(p.buffers, b)] = i
+            if isinstance(op, Scatter):
+                held.add(base_of(p.buffers, b))
         for b in op_reads(op):
             base = base_of(p.buffers, b)
             users = readers.setdefault(base, [])
@@ -51,3 +66,20 @@ def analyse(p: LoopProgram, ops: Sequence[Op] | None = None) -> Uses:
                 held.add(base)
     outputs = frozenset(base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef))
     return Uses(writer, {b: tuple(r) for b, r in readers.items()}, frozenset(held | outputs), outputs)
+
+
+def ordered_vars(op: LoopOp) -> tuple[Index, ...]:
+    """The variables along which the order of an operation's points counts.
+
+    All others are independent: two points that differ in one of them write different elements and carry
+    nothing over. Of a scatter those are the variables that an index walks by themselves, as ``j`` in
+    ``out[ids[i], j]``, or in steps that cannot meet, as in ``out[8 * i + j]`` with ``j < 8``.
+    """
+    if isinstance(op, Scan):
+        return (op.vars[op.axis],)
+    if not isinstance(op, Scatter):
+        return ()
+    free: set[Index] = set()
+    for i in op.indices:
+        free.update(sz.separate_variables(i))
+    return tuple(v for v in op.vars if v not in free)

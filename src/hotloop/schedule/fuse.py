@@ -7,7 +7,8 @@ has its reason in the log.
 
 A group iterates over *outer* axes, and for each of their points over *inner* axes, perhaps several times: the
 row of a softmax, the plane of a group norm. A member covers either all axes or the outer ones alone. A
-reduction always runs over exactly the inner axes. The next file is ``passes.py``.
+reduction always runs over exactly the inner axes. A scan or a scatter is a group of its own, whose inner axes
+are those along which order counts. The next file is ``passes.py``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,21 @@ from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
-from hotloop.ir.loops import Extern, LoopProgram, Op, Pointwise, Reduce, op_outputs, op_reads
+from hotloop.ir.loops import (
+    Extern,
+    LoopOp,
+    LoopProgram,
+    Op,
+    Pointwise,
+    Reduce,
+    Scan,
+    Scatter,
+    op_outputs,
+    op_reads,
+    op_values,
+)
 
-from .dependences import base_of
+from .dependences import base_of, ordered_vars
 from .simplify import extents
 from .split import Parts, split_variables
 
@@ -52,10 +65,10 @@ class Member:
 
     ``store`` is the multi-dimensional index it writes, ``inner`` whether it covers the inner axes. For a
     reduction ``body`` is what is reduced, and ``position`` the row-major position in its own reduce
-    variables.
+    variables; for a scan, the position along its axis.
     """
 
-    op: Pointwise | Reduce
+    op: LoopOp
     body: Expr
     store: tuple[Index, ...]
     inner: bool
@@ -74,6 +87,11 @@ class Group:
     def axes(self) -> tuple[Index, ...]:
         """All axes, outer ones first."""
         return self.outer + self.inner
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it is a scan or a scatter: the inner axes are walked once, in their order."""
+        return isinstance(self.members[0].op, (Scan, Scatter))
 
     @property
     def names(self) -> str:
@@ -116,7 +134,7 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
         for s in needs:
             before |= steps[s].before | (1 << s)
         chosen: int | None = None
-        if not isinstance(op, Extern) and enabled and not written:
+        if isinstance(op, (Pointwise, Reduce)) and enabled and not written:
             chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse)
         if chosen is None:
             chosen = len(steps)
@@ -130,7 +148,7 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
         opened = steps[chosen]
         opened.last = position
         if not isinstance(op, Extern):
-            opened.nodes += sum(1 for _ in ex.walk(op.body))
+            opened.nodes += sum(1 for value in op_values(op) for _ in ex.walk(value))
             if isinstance(op, Pointwise):  # a reduction's result is a leaf
                 opened.depths[op.out] = _depth(opened, op)
         for b in op_reads(op):
@@ -185,7 +203,7 @@ def _order(steps: Sequence[_Open]) -> list[int]:
 class _Prepared:
     """An operation ready to be matched: its variables may be split, those of extent 1 are gone."""
 
-    op: Pointwise | Reduce
+    op: LoopOp
     body: Expr
     store: tuple[Index, ...]
     vars: tuple[Index, ...]
@@ -193,11 +211,12 @@ class _Prepared:
     position: Index | None
 
 
-def _prepare(op: Pointwise | Reduce) -> _Prepared:
+def _prepare(op: LoopOp) -> _Prepared:
     reduce_vars = op.reduce_vars if isinstance(op, Reduce) else ()
     gone: dict[Index, int] = {v: 0 for v in (*op.vars, *reduce_vars) if v.extent == 1}
     body = op.body.substitute(gone) if gone else op.body
-    store = tuple(ix.const(0) if v in gone else v for v in op.vars)
+    indices = op.indices if isinstance(op, Scatter) else op.vars
+    store = tuple(ix.substitute(i, gone) for i in indices) if gone else indices
     position = _position(op, gone)
     return _Prepared(
         op, body, store, tuple(v for v in op.vars if v not in gone),
@@ -233,7 +252,10 @@ def _moved(m: M, mapping: Mapping[Index, Index]) -> M:
     )
 
 
-def _position(op: Pointwise | Reduce, gone: dict[Index, int]) -> Index | None:
+def _position(op: LoopOp, gone: dict[Index, int]) -> Index | None:
+    if isinstance(op, Scan):
+        axis = op.vars[op.axis]
+        return ix.const(0) if axis in gone else axis
     if not isinstance(op, Reduce) or op.kind not in ("argmax", "argmin"):
         return None
     flat = ix.const(0)
@@ -246,12 +268,15 @@ def _member(q: _Prepared, mapping: Mapping[Index, Index], inner: bool) -> Member
     return _moved(Member(q.op, q.body, q.store, inner, q.position), mapping)
 
 
-def _single(op: Pointwise | Reduce) -> Group:
+def _single(op: LoopOp) -> Group:
     q = _prepare(op)
-    outer = tuple(ix.var(f"p{k}", v.extent) for k, v in enumerate(q.vars))
-    inner = tuple(ix.var(f"q{k}", v.extent) for k, v in enumerate(q.reduce_vars))
-    mapping = dict(zip(q.vars + q.reduce_vars, outer + inner, strict=True))
-    return Group(outer, inner, (_member(q, mapping, isinstance(op, Reduce)),))
+    ordered = ordered_vars(op)
+    free = tuple(v for v in q.vars if v not in ordered)
+    swept = (*(v for v in q.vars if v in ordered), *q.reduce_vars)
+    outer = tuple(ix.var(f"p{k}", v.extent) for k, v in enumerate(free))
+    inner = tuple(ix.var(f"q{k}", v.extent) for k, v in enumerate(swept))
+    mapping = dict(zip(free + swept, outer + inner, strict=True))
+    return Group(outer, inner, (_member(q, mapping, not isinstance(op, Pointwise)),))
 
 
 def split_group(g: Group) -> Group:
@@ -338,13 +363,15 @@ def _bits(mask: int) -> Iterable[int]:
 
 def _limits(opened: _Open, op: Op) -> str | None:
     assert isinstance(opened.step, Group)
+    if opened.step.ordered:
+        return "a scan or a scatter is a kernel of its own"
     if len(opened.step.members) >= MAX_MEMBERS:
         return f"the group has {MAX_MEMBERS} operations"
     if len(opened.buffers | set(op_reads(op))) >= MAX_BUFFERS:
         return f"the kernel would touch more than {MAX_BUFFERS} buffers"
     if opened.nodes > MAX_GROUP_NODES:
         return f"the kernel has more than {MAX_GROUP_NODES} nodes"
-    if not isinstance(op, Extern) and _depth(opened, op) > MAX_GROUP_DEPTH:
+    if isinstance(op, (Pointwise, Reduce)) and _depth(opened, op) > MAX_GROUP_DEPTH:
         return f"the kernel's values would be nested more than {MAX_GROUP_DEPTH} deep"
     return None
 

@@ -37,7 +37,18 @@ from .fuse import Group
 from .passes import Nest, build_nest
 from .simplify import extents
 
-__all__ = ["Machine", "build_kernel", "finish", "map_statement", "substitute_statements"]
+__all__ = [
+    "Loops",
+    "Machine",
+    "block_size",
+    "build_kernel",
+    "finish",
+    "map_statement",
+    "order_and_merge",
+    "origins",
+    "quotient",
+    "substitute_statements",
+]
 
 #: A tile's edge, in bytes and in elements, where one operand is walked across the grain: long enough for the
 #: prefetchers, short enough for what is turned to stay in the L1 or L2 cache.
@@ -66,14 +77,14 @@ def build_kernel(
     if vector in g.inner and any(_is_arg(m.op) for m in g.members):
         vector = g.inner[-1]  # the first of equal extremes is the first in loop order
     nest = build_nest(g, buffers, stored, bool(g.inner) and vector in g.outer, keep_roundings)
-    nest, vector = _order_and_merge(nest, vector, any(_is_arg(m.op) for m in g.members))
-    body = _Loops(nest, vector, machine).build()
+    nest, vector = order_and_merge(nest, vector, any(_is_arg(m.op) for m in g.members))
+    body = Loops(nest, vector, machine).build()
     work = sum(
         ex.cost(m.body) * (extents(g.axes) if m.inner or not g.inner else extents(g.outer)) for m in g.members
     )
     kind = "red" if g.inner else "fused"
     points = sz.product(a.extent for a in g.axes)
-    return finish(kind, _origins(g), body, buffers, machine, points, work, single_pass=not g.inner)
+    return finish(kind, origins(g), body, buffers, machine, points, work, single_pass=not g.inner)
 
 
 def _is_arg(op: object) -> bool:
@@ -144,7 +155,7 @@ def _all_indices(n: Nest) -> list[Index]:
 # --- order and merging --------------------------------------------------------------------------------------
 
 
-def _order_and_merge(n: Nest, vector: Index | None, keep_inner_order: bool) -> tuple[Nest, Index | None]:
+def order_and_merge(n: Nest, vector: Index | None, keep_inner_order: bool) -> tuple[Nest, Index | None]:
     """Sort axes by falling stride, the vector axis last, and merge neighbours that every access walks as
     one."""
     indices = _all_indices(n)
@@ -227,7 +238,7 @@ def _mergeable(a: Index, b: Index, indices: list[Index]) -> bool:
 # --- the loops ----------------------------------------------------------------------------------------------
 
 
-class _Loops:
+class Loops:
     """Builds the loop nest of one kernel."""
 
     def __init__(self, nest: Nest, vector: Index | None, machine: Machine) -> None:
@@ -237,6 +248,7 @@ class _Loops:
         self.enough = 4 * machine.threads
 
     def build(self) -> tuple[Stmt, ...]:
+        """The kernel's body."""
         n, v = self.nest, self.vector
         if v is None:  # a single point
             return (*n.scratch, *self.point())
@@ -264,6 +276,7 @@ class _Loops:
         return tuple(out)
 
     def sweep(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """One pass over the inner axes."""
         if not body:
             return ()
         axes = self.nest.inner
@@ -306,10 +319,10 @@ class _Loops:
     def blocks(self, loop: Loop) -> tuple[Stmt, ...]:
         """A vector loop as a parallel loop over blocks."""
         extent = loop.var.extent
-        size = _block_size(sz.hint(extent), self.enough, 64 if self.nest.inner else 1024)
+        size = block_size(sz.hint(extent), self.enough, 64 if self.nest.inner else 1024)
         if isinstance(extent, int) and size >= extent:
             return (loop,)
-        block = ix.var(f"{loop.var.name}b", _quotient(extent, size))
+        block = ix.var(f"{loop.var.name}b", quotient(extent, size))
         stop: IndexLike = block * size + size
         if sz.plain(ix.mod(extent, size)) != 0:
             stop = ix.minimum(stop, extent)
@@ -332,6 +345,7 @@ class _Loops:
         return max(votes, key=lambda a: votes[a]) if votes else None
 
     def tiled(self, rest: tuple[Index, ...], across: Index) -> tuple[Stmt, ...]:
+        """The vector axis and the one across it in tiles."""
         v = self.vector
         assert v is not None
         body: tuple[Stmt, ...] = (*self.nest.scratch, *self.point())
@@ -339,7 +353,7 @@ class _Loops:
         blocks: list[Index] = []
         for axis, kind in ((v, "vector"), (across, "serial")):
             extent = axis.extent
-            count, size = _quotient(extent, edge), edge
+            count, size = quotient(extent, edge), edge
             if isinstance(extent, int) and isinstance(count, int):
                 size = -(-extent // (8 * count)) * 8  # about equal ones
             block = ix.var(f"{axis.name}t", count)
@@ -368,12 +382,12 @@ class _Loops:
         return edge
 
 
-def _quotient(extent: IndexLike, size: int) -> IndexLike:
+def quotient(extent: IndexLike, size: int) -> IndexLike:
     """How many blocks of this size cover an extent."""
     return sz.plain(ix.floordiv(extent + (size - 1), size))
 
 
-def _block_size(extent: int, enough: int, least: int) -> int:
+def block_size(extent: int, enough: int, least: int) -> int:
     """A block for one thread at a time: about ``extent / enough``, a multiple of 64, dividing the extent if
     it can."""
     want = max(least, min(-(-extent // enough), 1 << 15))
@@ -459,10 +473,10 @@ def _differences(d: Index) -> Iterator[Index]:
 
 def finish(
     kind: str, origins: tuple[Origin, ...], body: tuple[Stmt, ...], buffers: Mapping[str, Buffer],
-    machine: Machine, points: IndexLike, work: int, single_pass: bool,
+    machine: Machine, points: IndexLike, work: int, single_pass: bool, updated: str | None = None,
 ) -> KernelCall:  # fmt: skip
     """The call of the kernel with this body, which visits so many points: parameters and locals under
-    canonical names."""
+    canonical names. ``updated`` names a buffer of which it touches as many elements as it visits points."""
     reads: dict[str, None] = {}
     writes: dict[str, None] = {}
     local: dict[str, str] = {}
@@ -475,11 +489,12 @@ def finish(
             local.setdefault(s.name, f"{prefix}{len(local)}")
         if isinstance(s, Store) and s.buffer not in local:
             writes[s.buffer] = None
-        if isinstance(s, (Let, Store, Accumulate)):
-            for e in ex.walk(s.value):
-                if e.op == "load" and e.buffer not in local:
-                    reads[e.buffer] = None
-                checks = checks or _may_fail(e)
+        for e in _nodes(s):
+            if e.op == "load" and e.buffer not in local:
+                reads[e.buffer] = None
+            checks = checks or _may_fail(e)
+        if isinstance(s, Store):
+            checks = checks or any(a.args[2] for a in ix.indirect_atoms(s.index))
         if isinstance(s, Multiply):
             reads.update(dict.fromkeys((s.left, s.panel)))
     rename = dict(local)
@@ -492,7 +507,10 @@ def finish(
         rename[name] = new
         params.append(Param(new, buffers[name].dtype, role))
         args.append(name)
-    moved = sum(sz.hint(buffers[a].nbytes) for a in args)
+    moved = sum(sz.hint(buffers[a].nbytes) for a in args if a != updated)
+    if updated is not None:
+        b = buffers[updated]
+        moved += min(sz.hint(b.nbytes), sz.hint(points) * b.dtype.itemsize)
     memo: dict[Expr, Expr] = {}  # what statements share is renamed once
     threshold = _threshold(points, moved, work, machine)
     sizes = kernel_symbols(body, () if threshold is None else (threshold[0],))
@@ -531,6 +549,15 @@ def kernel_symbols(body: Sequence[Stmt], more: Sequence[IndexLike] = ()) -> tupl
             if own is not None:
                 found.update(ex.index_symbols(own))
     return tuple(sorted(found, key=lambda v: v.name))
+
+
+def _nodes(s: Stmt) -> Iterator[Expr]:
+    """Every node of the values that a statement evaluates, those that its index reads included."""
+    if isinstance(s, (Let, Store, Accumulate)):
+        yield from ex.walk(s.value)
+    if isinstance(s, Store):
+        for a in ix.indirect_atoms(s.index):
+            yield from ex.walk(a.args[0])
 
 
 def _may_fail(e: Expr) -> bool:
@@ -583,7 +610,7 @@ def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
     return Accumulate(names[s.name], value(s.value), s.position)
 
 
-def _origins(g: Group) -> tuple[Origin, ...]:
+def origins(g: Group) -> tuple[Origin, ...]:
     """Where everything in a group came from, what was folded into its members included."""
     return tuple(dict.fromkeys(o for m in g.members for o in (*m.op.folded, m.op.origin)))
 

@@ -129,7 +129,7 @@ class _Builder:
         total = ex.cost(self.members[name].body)
         for n in ex.loads(self.members[name].body):
             source = self.members.get(n.buffer)
-            if source is not None and source.inner and not isinstance(source.op, Reduce):
+            if n.buffer != name and source is not None and source.inner and not isinstance(source.op, Reduce):
                 if n.buffer not in self.stored and n.buffer not in self.row:
                     total += self.full_cost(n.buffer)
         return total
@@ -152,7 +152,7 @@ class _Builder:
 
     def read(self, n: Expr, reader: Member, at_pass: int) -> Expr | None:
         source = self.members.get(n.buffer)
-        if source is None:
+        if source is None or source is reader:  # what an operation overwrites, it reads as it was
             return self.flat(n)
         dtype = self.buffers[n.buffer].dtype
         if isinstance(source.op, Reduce):

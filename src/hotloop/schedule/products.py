@@ -179,13 +179,13 @@ def _writes(p: LoopProgram, step: Group | Extern | Product) -> set[str]:
 
 def _works_on_tiles(p: LoopProgram, g: Group, product: Product) -> bool:
     """Whether a group is elementwise over the product's rows and columns, its columns the last axis."""
+    if not all(isinstance(m.op, Pointwise) for m in g.members):
+        return False
     axes = _rows_and_column(p.buffers, g, product.out)
     if axes is None:
         return False
     *_, column = axes
     for m in g.members:
-        if not isinstance(m.op, Pointwise):
-            return False
         if ix.coefficient(flat_index(p.buffers, m.op.out, m.store), column) != 1:
             return False
         for n in ex.loads(m.body):

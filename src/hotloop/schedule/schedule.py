@@ -18,8 +18,10 @@ from .dependences import analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
 from .memory import plan
+from .ordered import build_ordered
 from .products import Product, build_product, find_products
 from .simplify import drop_dead, drop_empty, simplify
+from .updates import update_in_place
 from .weights import mark_weight
 
 __all__ = ["schedule"]
@@ -28,10 +30,8 @@ __all__ = ["schedule"]
 def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level: str = "scalar") -> Schedule:
     """Schedule ``program`` for ``threads`` threads and a SIMD level, by which tiles are chosen."""
     keep_roundings = config.precision == "eager"
-    if config.unfused:
-        p = drop_dead(drop_empty(program))
-    else:
-        p = simplify(program, threads)
+    p = update_in_place(drop_dead(program))
+    p = drop_dead(drop_empty(p)) if config.unfused else simplify(p, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     p = _without_unused(p)
     products: tuple[Group | Extern | Product, ...] = groups
@@ -51,7 +51,8 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level
             steps.append(g if config.weight_packing == "off" else mark_weight(p, g))
             continue
         stored = {m.op.out for m in g.members if m.op.out in needed}
-        steps.append(build_kernel(g, p.buffers, stored, machine, keep_roundings))
+        build = build_ordered if g.ordered else build_kernel
+        steps.append(build(g, p.buffers, stored, machine, keep_roundings))
     planned = plan(p, steps, reuse=not config.unfused, keep=config.memory_pool)
     final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in planned.steps)
     return replace(planned, steps=final)

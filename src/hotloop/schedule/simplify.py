@@ -8,7 +8,7 @@ has to exist in memory anyway is read, not computed again. The next file is ``fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,19 @@ from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Origin, Pointwise, Reduce, op_outputs, op_reads
+from hotloop.ir.loops import (
+    Buffer,
+    Extern,
+    LoopOp,
+    LoopProgram,
+    Op,
+    Pointwise,
+    Reduce,
+    Scatter,
+    op_outputs,
+    op_reads,
+    op_values,
+)
 
 from .dependences import Uses, analyse, base_of
 from .indices import settle
@@ -107,38 +119,53 @@ def inline(p: LoopProgram) -> LoopProgram:
     for op in p.ops:
         if isinstance(op, Extern):
             ops.append(op)
+            _forget_overwritten(p, op, producers)
             continue
-        body, folded = _inlined(op, p.buffers[op.out], producers, sizes, uses)
-        new = op if body is op.body else replace(op, body=body, folded=folded)
+        new = _inlined(p, op, producers, sizes, uses)
         ops.append(new)
+        _forget_overwritten(p, op, producers)
         if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
             producers[new.out] = new
             sizes[new.out] = sum(1 for _ in ex.walk(new.body)), ex.depth(new.body)
     return replace(p, ops=tuple(ops))
 
 
+def _forget_overwritten(p: LoopProgram, op: Op, producers: dict[str, Pointwise]) -> None:
+    """What reads a buffer that ``op`` overwrites cannot be computed any later."""
+    written = {base_of(p.buffers, n) for n in op_outputs(op)}
+    again = isinstance(op, Scatter) or (isinstance(op, Extern) and op.mutates)
+    if not again and not any(p.buffers[n].kind == "input" for n in written):
+        return
+    for name, producer in list(producers.items()):
+        if any(base_of(p.buffers, n) in written for n in op_reads(producer)):
+            del producers[name]
+
+
 def _inlined(
-    op: Pointwise | Reduce,
-    out: Buffer,
+    p: LoopProgram,
+    op: LoopOp,
     producers: dict[str, Pointwise],
     sizes: dict[str, tuple[int, int]],
     uses: Uses,
-) -> tuple[Expr, tuple[Origin, ...]]:
-    """The body with producers substituted, and the origins of all that is folded into it.
+) -> LoopOp:
+    """The operation with producers substituted.
 
     ``sizes``: of each producer's body the number of nodes and how deep they are nested.
     """
+    out = p.buffers[op.out]
     points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
     counts: dict[str, int] = {}
-    for n in ex.loads(op.body):
+    for n in (n for value in op_values(op) for n in ex.loads(value)):
         counts[n.buffer] = counts.get(n.buffer, 0) + 1
-    budget = MAX_NODES - sum(1 for _ in ex.walk(op.body))
-    levels = MAX_DEPTH - (ex.depth(op.body) if counts.keys() & producers.keys() else 0)
+    budget = MAX_NODES - sum(1 for value in op_values(op) for _ in ex.walk(value))
+    levels = MAX_DEPTH - (max(map(ex.depth, op_values(op))) if counts.keys() & producers.keys() else 0)
     chosen: set[str] = set()
     for name, count in counts.items():
         producer = producers.get(name)
         readers = len(uses.readers.get(name, ()))
         if producer is None or not _worthwhile(producer, op, out, count, points, readers):
+            continue
+        if not _leaves_old_value(p, producer, op):
             continue
         nodes, depth = sizes[name]
         if depth > levels:
@@ -148,7 +175,7 @@ def _inlined(
             break
         chosen.add(name)
     if not chosen:
-        return op.body, op.folded
+        return op
     folded = [
         o for name in counts if name in chosen for o in (*producers[name].folded, producers[name].origin)
     ]
@@ -159,18 +186,43 @@ def _inlined(
         producer = producers[n.buffer]
         return producer.body.substitute(dict(zip(producer.vars, n.indices, strict=True)))
 
-    body = ex.rewrite_loads(op.body, expand)
-    if _longest_index(body) > max(MAX_INDEX_NODES, _longest_index(op.body)):
-        return op.body, op.folded
-    return body, tuple(dict.fromkeys([*folded, *op.folded]))
+    new = _with_values(op, lambda e: ex.rewrite_loads(e, expand))
+    if _longest_index(new) > max(MAX_INDEX_NODES, _longest_index(op)):
+        return op
+    return replace(new, folded=tuple(dict.fromkeys([*folded, *op.folded])))
 
 
-def _longest_index(body: Expr) -> int:
-    return max((ex.index_length(i) for n in ex.loads(body) for i in n.indices), default=0)
+def _with_values(op: LoopOp, f: Callable[[Expr], Expr]) -> LoopOp:
+    """The operation with ``f`` of each of its trees."""
+    new = replace(op, body=f(op.body))
+    if not isinstance(new, Scatter):
+        return new
+
+    def atom(a: Index) -> Index:
+        return ix.indirect(f(a.args[0]), a.args[1], a.args[2])
+
+    return replace(new, indices=tuple(ex.replace_atoms(i, atom) for i in new.indices))
+
+
+def _leaves_old_value(p: LoopProgram, producer: Pointwise, op: LoopOp) -> bool:
+    """Whether ``op``, which may write over what the producer reads, still finds it there point by point."""
+    base = base_of(p.buffers, op.out)
+    if not isinstance(op, Scatter) and p.buffers[base].kind != "input":
+        return True
+    reads = [n for n in ex.loads(producer.body) if base_of(p.buffers, n.buffer) == base]
+    if not reads:
+        return True
+    here = all(n.buffer == op.out and n.indices == producer.vars for n in reads)
+    at = {n.indices for n in ex.loads(op.body) if n.buffer == producer.out}
+    return isinstance(op, Pointwise) and here and at == {op.vars}
+
+
+def _longest_index(op: LoopOp) -> int:
+    return max((ex.index_length(i) for e in op_values(op) for n in ex.loads(e) for i in n.indices), default=0)
 
 
 def _worthwhile(
-    producer: Pointwise, reader: Pointwise | Reduce, out: Buffer, count: int, points: int, readers: int
+    producer: Pointwise, reader: LoopOp, out: Buffer, count: int, points: int, readers: int
 ) -> bool:
     """Whether to compute the producer again in ``reader``, whose result goes to ``out``."""
     body = producer.body
@@ -192,10 +244,12 @@ def _worthwhile(
     return repeats <= 1 or work <= CHEAP_BROADCAST or (repeats <= 2 and work <= 4 * CHEAP_BROADCAST)
 
 
-def _is_uniform(producer: Pointwise, reader: Pointwise | Reduce, out: Buffer) -> bool:
+def _is_uniform(producer: Pointwise, reader: LoopOp, out: Buffer) -> bool:
     """Whether the producer's value is the same along what will be the reader's inner loop."""
     if isinstance(reader, Reduce):
         inner = reader.reduce_vars[-1]
+    elif isinstance(reader, Scatter):
+        return False  # the loop that is innermost depends on which variables are independent
     else:
         contiguous = [v for v, s in zip(reader.vars, out.strides, strict=True) if s == 1 and v.extent != 1]
         if not contiguous:
@@ -231,11 +285,10 @@ def merge_equal(p: LoopProgram) -> LoopProgram:
         if isinstance(op, Extern):
             ops.append(op)
             continue
-        body = ex.rewrite_loads(op.body, renamed) if same else op.body
-        new = op if body is op.body else replace(op, body=body)
+        new = _with_values(op, lambda e: ex.rewrite_loads(e, renamed)) if same else op
         out = p.buffers[op.out]
         touched = {base_of(p.buffers, b) for b in (op.out, *op_reads(new))}
-        if out.kind == "temp" and changing.isdisjoint(touched):
+        if isinstance(new, (Pointwise, Reduce)) and out.kind == "temp" and changing.isdisjoint(touched):
             earlier = first.setdefault(_what(new, out), op.out)
             if earlier != op.out and op.out not in uses.held:
                 same[op.out] = earlier
