@@ -300,7 +300,8 @@ def program_symbols(p: LoopProgram) -> frozenset[Index]:
     for b in p.buffers.values():
         mentioned((b.sizes, b.strides, b.offset))
     for op in p.ops:
-        mentioned((op.args, op.kwargs) if isinstance(op, Extern) else op.body)
+        mentioned((op.args, op.kwargs) if isinstance(op, Extern) else op_values(op))
+        mentioned(op.indices if isinstance(op, Scatter) else ())
         mentioned(
             [v.extent for v in (*op.vars, *getattr(op, "reduce_vars", ()))]
             if not isinstance(op, Extern)

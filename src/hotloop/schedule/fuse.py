@@ -134,8 +134,10 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
         for s in needs:
             before |= steps[s].before | (1 << s)
         chosen: int | None = None
-        if isinstance(op, (Pointwise, Reduce)) and enabled and not written:
-            chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse)
+        fusible = isinstance(op, Pointwise) if written else isinstance(op, (Pointwise, Reduce))
+        if fusible and enabled:
+            assert isinstance(op, (Pointwise, Reduce))
+            chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse, bool(written))
         if chosen is None:
             chosen = len(steps)
             opened = _Open(position, op if isinstance(op, Extern) else _single(op))
@@ -300,9 +302,12 @@ def substitute_axes(g: Group, parts: Parts) -> Group:
 
 def _find_group(
     p: LoopProgram, steps: list[_Open], step_of: dict[str, int], readers: dict[str, list[int]],
-    op: Pointwise | Reduce, position: int, before: int, refuse: Refuse,
+    op: Pointwise | Reduce, position: int, before: int, refuse: Refuse, overwrites: bool,
 ) -> int | None:  # fmt: skip
-    """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one."""
+    """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one.
+
+    ``overwrites``: the operation writes what others have read.
+    """
     gain: dict[int, int] = {}
     lasting = all(p.buffers[base_of(p.buffers, b)].kind != "temp" for b in (op.out, *op_reads(op)))
     for name in op_reads(op):
@@ -322,10 +327,11 @@ def _find_group(
         reason = reason or _limits(opened, op)
         if reason is None:
             joined = join(p, opened.step, op)
-            if isinstance(joined, Group):
+            reason = _overwritten(p, joined) if overwrites and isinstance(joined, Group) else None
+            if isinstance(joined, Group) and reason is None:
                 opened.step = joined
                 return s
-            reason = joined
+            reason = reason or str(joined)
         refuse(opened.step.names, op.out, reason)
     return _among_numbers(p, steps, op, before)
 
@@ -351,6 +357,21 @@ def _among_numbers(
         if _limits(opened, op) is None and isinstance(joined := join(p, opened.step, op), Group):
             opened.step = joined
             return s
+    return None
+
+
+def _overwritten(p: LoopProgram, g: Group) -> str | None:
+    """Why the last member may not overwrite what the others read: each has to read it at the same point,
+    where the new value is stored last (``passes.py``).
+    """
+    *others, new = g.members
+    base = base_of(p.buffers, new.op.out)
+    if g.inner or any(base_of(p.buffers, m.op.out) == base for m in others):
+        return "it overwrites what the group reads in several passes, or writes"
+    for m in g.members:
+        for n in ex.loads(m.body):
+            if base_of(p.buffers, n.buffer) == base and (n.buffer != new.op.out or n.indices != new.store):
+                return f"it overwrites {n.buffer}, which is read at another point"
     return None
 
 

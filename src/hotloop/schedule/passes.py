@@ -68,6 +68,7 @@ class _Builder:
     scratch_allowed: bool
     keep_roundings: bool
     members: dict[str, Member] = field(default_factory=dict)
+    place: dict[str, int] = field(default_factory=dict)  # of a member among them
     available: dict[str, int] = field(default_factory=dict)
     row: dict[str, Scratch] = field(default_factory=dict)
     memo: dict[tuple[str, int], Expr] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class _Builder:
                 ):
                     at += 1
                 t = max(t, at)
+            self.place[m.op.out] = len(self.members)
             self.members[m.op.out] = m
             self.available[m.op.out] = t + 1 if isinstance(m.op, Reduce) else t
 
@@ -152,8 +154,8 @@ class _Builder:
 
     def read(self, n: Expr, reader: Member, at_pass: int) -> Expr | None:
         source = self.members.get(n.buffer)
-        if source is None or source is reader:  # what an operation overwrites, it reads as it was
-            return self.flat(n)
+        if source is None or self.place[n.buffer] >= self.place[reader.op.out]:
+            return self.flat(n)  # what is overwritten here, or further down, is read as it was
         dtype = self.buffers[n.buffer].dtype
         if isinstance(source.op, Reduce):
             return ex.cast(self.total(source), dtype, True)
@@ -219,20 +221,23 @@ class _Builder:
         return tuple(inits), tuple(body)
 
     def outer_statements(self, k: int) -> tuple[Stmt, ...]:
-        """What is computed at the outer point once ``k`` passes are done."""
+        """What is computed at the outer point once ``k`` passes are done. An input is overwritten last: until
+        then, others may read the old value there."""
         out: list[Stmt] = []
+        last: list[Stmt] = []
         for m in self.g.members:
             if isinstance(m.op, Reduce):
                 if self.available[m.op.out] == k and m.op.out in self.stored:
                     out.append(self.store(m, ex.cast(self.total(m), self.buffers[m.op.out].dtype)))
             elif not m.inner and self.available[m.op.out] == k:
                 value = self.final(self.value(m, k))
-                if self.g.inner:
+                overwrites = self.buffers[m.op.out].kind == "input" and len(self.members) > 1
+                if self.g.inner or overwrites:
                     out.append(Let(f"val_{m.op.out}", value))
                     value = ex.local(f"val_{m.op.out}", value.dtype)
                 if m.op.out in self.stored:
-                    out.append(self.store(m, value))
-        return tuple(out)
+                    (last if overwrites and not self.g.inner else out).append(self.store(m, value))
+        return (*out, *last)
 
 
 def build_nest(
