@@ -91,6 +91,8 @@ class _Walk:
         self.values: dict[torch.fx.Node, Any] = {}
         self.outputs: list[Any] = []
         self.mutates = False
+        #: From what an input shows to the input, where its memory holds the negative of that.
+        self.negated: dict[str, View] = {}
         #: For a write to an input: what it writes, where that had to be saved from an earlier write.
         self.sources: dict[torch.fx.Node, View] = {}
 
@@ -128,8 +130,9 @@ class _Walk:
         self.builder.inputs.append(view.buffer)
         self.builder.measure(view.buffer)
         if val.is_neg() and val.dtype in pointwise.DTYPES:  # its memory holds the negative of what it shows
-            negative = RULES[torch.ops.aten.neg.default]
-            return negative(self.builder, node, view)
+            negative = RULES[torch.ops.aten.neg.default](self.builder, node, view)
+            self.negated[negative.buffer] = view
+            return negative
         return view
 
     def _get_attr(self, node: torch.fx.Node) -> Any:
@@ -236,6 +239,12 @@ class _Walk:
             self._keep_old_values()
         self.mutates = True
         source = self.sources.get(node, source)
+        memory = self.negated.get(target.buffer)
+        if memory is not None and target == b.whole(target.buffer):
+            v = loop_vars("i", target.sizes)
+            body = ex.call("neg", ex.cast(pointwise.element(source, v), target.dtype))
+            b.ops.append(Pointwise(memory.buffer, v, body, b._origin))
+            return source
         if target != b.whole(target.buffer) or buffer.kind != "input":
             raise CompileError("only a whole graph input can be written in place", stage="lower", node=node)
         if source.buffer == target.buffer and source != target:
@@ -252,6 +261,7 @@ class _Walk:
         b = self.builder
         writes = [n for n in self.gm.graph.nodes if n.target is torch.ops.aten.copy_.default]
         targets = {self.values[w.args[0]].buffer for w in writes}
+        targets |= {self.negated[t].buffer for t in targets if t in self.negated}
         for w in writes:
             source = self.values.get(w.args[1])
             if isinstance(source, View) and source.buffer in targets - {self.values[w.args[0]].buffer}:
