@@ -161,7 +161,7 @@ class Cache:
         folder: str | None = None
         if not fallback:
             with contextlib.suppress(OSError):
-                folder = tempfile.mkdtemp(prefix=_BUILD_PREFIX)
+                folder = tempfile.mkdtemp(prefix=f"{_BUILD_PREFIX}{os.getpid()}-")
         if folder is None:
             _make_private(self.directory / "tmp")
             folder = tempfile.mkdtemp(dir=self.directory / "tmp")
@@ -467,7 +467,7 @@ def _remove_stale(folder: Path, prefix: str) -> None:
     """Remove what killed processes of this user left."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            if not entry.name.startswith(prefix):
+            if not entry.name.startswith(prefix) or _owner_lives(entry.name):
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
@@ -478,6 +478,20 @@ def _remove_stale(folder: Path, prefix: str) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
+
+
+def _owner_lives(name: str) -> bool:
+    """Whether the process whose build folder this is still runs: a clock that jumps makes nothing stale."""
+    owner = name.removeprefix(_BUILD_PREFIX).partition("-")[0]
+    if not name.startswith(_BUILD_PREFIX) or not owner.isdecimal() or sys.platform == "win32":
+        return False
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _flush(reference: weakref.ref[Cache]) -> None:
