@@ -25,7 +25,7 @@ from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import KernelCall, Loop, Multiply, Scratch, Stmt, Store
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, Pointwise, ViewRef, op_outputs, op_reads
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, ViewRef, op_outputs, op_reads
 from hotloop.ir.panels import panel_count
 
 from .axes import flat_index
@@ -35,7 +35,7 @@ from .loops import Machine, finish, map_statement, substitute_statements
 from .passes import build_nest
 from .weights import is_dense, lasts
 
-__all__ = ["Product", "build_product", "find_products"]
+__all__ = ["Product", "build_product", "find_products", "operations"]
 
 #: Smaller ones are bound by what a call costs.
 LEAST = 8
@@ -163,18 +163,19 @@ def _epilogue(p: LoopProgram, steps: Sequence[Group | Extern | Product | None], 
     return None
 
 
-def _ops(step: Group | Extern | Product) -> tuple[Extern | Pointwise | object, ...]:
+def operations(step: Group | Extern | Product) -> tuple[Op, ...]:
+    """The operations of a step, in program order."""
     if isinstance(step, Product):
-        return (step.op, *(_ops(step.epilogue) if step.epilogue is not None else ()))
+        return (step.op, *(operations(step.epilogue) if step.epilogue is not None else ()))
     return (step,) if isinstance(step, Extern) else tuple(m.op for m in step.members)
 
 
 def _reads(p: LoopProgram, step: Group | Extern | Product) -> set[str]:
-    return {base_of(p.buffers, n) for op in _ops(step) for n in op_reads(op)}  # type: ignore[arg-type]
+    return {base_of(p.buffers, n) for op in operations(step) for n in op_reads(op)}
 
 
 def _writes(p: LoopProgram, step: Group | Extern | Product) -> set[str]:
-    return {base_of(p.buffers, n) for op in _ops(step) for n in op_outputs(op)}  # type: ignore[arg-type]
+    return {base_of(p.buffers, n) for op in operations(step) for n in op_outputs(op)}
 
 
 def _works_on_tiles(p: LoopProgram, g: Group, product: Product) -> bool:

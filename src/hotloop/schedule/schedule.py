@@ -12,14 +12,14 @@ from dataclasses import replace
 from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
-from hotloop.ir.loops import Extern, LoopProgram, Op, op_outputs
+from hotloop.ir.loops import Extern, LoopProgram, op_outputs
 
 from .dependences import analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
 from .memory import plan
 from .ordered import build_ordered
-from .products import Product, build_product, find_products
+from .products import Product, build_product, find_products, operations
 from .simplify import drop_dead, drop_empty, simplify
 from .updates import update_in_place
 from .weights import mark_weight
@@ -35,10 +35,9 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     p = _without_unused(p)
     products: tuple[Group | Extern | Product, ...] = groups
-    needed = _needed(p, groups)
     if config.weight_packing != "off" and not config.unfused:
         p, products = find_products(p, groups, level)
-        needed = _needed(p, products)
+    needed = _needed(p, products)
     machine = Machine(threads, config.parallel_threshold)
     steps: list[KernelCall | Extern] = []
     names: dict[Kernel, str] = {}
@@ -65,13 +64,6 @@ def _named(call: KernelCall, names: dict[Kernel, str]) -> KernelCall:
     return replace(call, kernel=replace(call.kernel, name=name))
 
 
-def _members(step: Group | Extern | Product) -> tuple[Op, ...]:
-    """The operations of a step."""
-    if isinstance(step, Product):
-        return (step.op, *(_members(step.epilogue) if step.epilogue is not None else ()))
-    return (step,) if isinstance(step, Extern) else tuple(m.op for m in step.members)
-
-
 def _results(step: Product) -> tuple[str, ...]:
     """What a product and its epilogue compute."""
     members = step.epilogue.members if step.epilogue is not None else ()
@@ -85,7 +77,7 @@ def _needed(p: LoopProgram, groups: tuple[Group | Extern | Product, ...]) -> set
     op_group: dict[int, int] = {}
     position = {id(op): i for i, op in enumerate(p.ops)}
     for k, g in enumerate(groups):
-        for op in _members(g):
+        for op in operations(g):
             op_group[position[id(op)]] = k
             if isinstance(g, Product) or not isinstance(op, Extern):
                 group_of.update(dict.fromkeys(op_outputs(op), k))
