@@ -218,28 +218,35 @@ def test_training_packs_nothing(made: list[Convolution]) -> None:
     assert packed(made) == 0
 
 
-def test_threads_see_every_update(made: list[Convolution]) -> None:
-    net, compiled = compiled_net()
-    settle(net, compiled)
+def call_in_threads(
+    net: nn.Module, compiled: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, times: int
+) -> None:
+    """Four threads call between updates of the first weight, and compare with eager's result."""
     faults: list[Exception] = []
 
     def call(expected: torch.Tensor) -> None:
         try:
-            for _ in range(20):
+            for _ in range(times):
                 with torch.no_grad():
-                    torch.testing.assert_close(compiled(X), expected)
+                    torch.testing.assert_close(compiled(x), expected)
         except Exception as error:  # noqa: BLE001 - carried to the main thread
             faults.append(error)
 
     for _ in range(3):
         with torch.no_grad():
             net.a.weight.add_(0.25)
-        threads = [threading.Thread(target=call, args=(net(X),)) for _ in range(4)]
+        threads = [threading.Thread(target=call, args=(net(x),)) for _ in range(4)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
     assert not faults, faults[0]
+
+
+def test_threads_see_every_update(made: list[Convolution]) -> None:
+    net, compiled = compiled_net()
+    settle(net, compiled)
+    call_in_threads(net, compiled, X, 20)
 
 
 # --- matrix products ----------------------------------------------------------------------------------------
@@ -315,21 +322,4 @@ def test_threads_multiply_by_the_weight_of_the_moment() -> None:
     torch._dynamo.reset()
     net = Products().requires_grad_(False)
     compiled = torch.compile(net, backend="hotloop", fullgraph=True, dynamic=False)
-    faults: list[Exception] = []
-
-    def call(expected: torch.Tensor) -> None:
-        try:
-            for _ in range(30):
-                with torch.no_grad():
-                    torch.testing.assert_close(compiled(ROWS), expected)
-        except Exception as error:  # noqa: BLE001 - carried to the main thread
-            faults.append(error)
-
-    for _ in range(3):
-        net.a.weight.add_(0.25)
-        threads = [threading.Thread(target=call, args=(net(ROWS),)) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    assert not faults, faults[0]
+    call_in_threads(net, compiled, ROWS, 30)
