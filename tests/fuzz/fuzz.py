@@ -40,7 +40,7 @@ from engines import ENGINES, Traced, build
 from judge import float64_reference, to_float64
 from programs import Input, Noise, Program, Step, agrees, generate, make_inputs
 
-__all__ = ["Failure", "check", "run"]
+__all__ = ["GROUP", "Failure", "check", "generate", "outcomes", "run", "shrink"]
 
 PACKAGE = str(Path(hotloop.__file__).parent)
 GROUP = 12  # programs compiled as one file
@@ -460,12 +460,12 @@ def main() -> None:
     for first in range(given.seed, given.seed + given.count, given.group):
         seeds = range(first, min(first + given.group, given.seed + given.count))
         for seed, (program, failure, judged) in zip(
-            seeds, _ordered(seeds, engines, not given.slow), strict=True
+            seeds, outcomes(seeds, engines, not given.slow), strict=True
         ):
             if given.show:
                 sys.stdout.write(f"# seed {seed}\n{program.source()}\n{program}\n")
             counts["judged" if judged else "not judged"] += 1
-            counts["with gradients"] += judged and any(i.grad for i in program.inputs)
+            counts.update(program.kinds() if judged else ())
             if failure is not None:
                 counts["different"] += 1
                 small = shrink(failure)
@@ -478,7 +478,9 @@ def main() -> None:
     sys.stdout.write(f"{dict(counts)}, {time.perf_counter() - start:.0f} s\n")
 
 
-def _ordered(seeds: range, engines: Sequence[str], quick: bool) -> list[tuple[Program, Failure | None, bool]]:
+def outcomes(
+    seeds: Sequence[int], engines: Sequence[str] = ENGINES, quick: bool = True
+) -> list[tuple[Program, Failure | None, bool]]:
     """The outcomes in the order of the seeds."""
     programs = [generate(s) for s in seeds]
     found = {without_gradients(p): (p, f, j) for p, f, j in run(programs, engines, quick)}

@@ -85,6 +85,10 @@ class Program:
         made: Callable[..., list[Tensor]] = space["program"]
         return made
 
+    def kinds(self) -> list[str]:
+        """What a count of programs tells apart."""
+        return ["with gradients"] if any(i.grad for i in self.inputs) else []
+
     def __str__(self) -> str:
         """What can be pasted into a test."""
         made = [f"Input({i.name!r}, {i.code!r}, {i.seed}, {i.grad})" for i in self.inputs]

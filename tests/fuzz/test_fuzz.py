@@ -6,12 +6,16 @@ What comes in: seeds. What holds: each engine gives what eager gives. A longer r
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from fuzz import check, generate, run, shrink
 from hotloop.ir import expr as ex
 from hotloop.lower.lower import RULES
+from long_run import Run, parser
 from programs import Input, Program, Step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch, about what random programs do
@@ -117,3 +121,33 @@ def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     assert judged and failure is not None and failure.engine == "interpret"
     small = shrink(failure)
     assert [s.code for s in small.program.steps] == [f"torch.sin({small.program.inputs[0].name})"]
+
+
+#: Answers as a process of long_run.py does, but for the seeds 5, which differs, and 7, which ends it.
+WORKER = """
+import json, os, signal, sys
+for line in sys.stdin:
+    answers = []
+    for seed in json.loads(line):
+        if seed == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answers.append({"seed": seed, "judged": seed != 3, "kinds": ["odd"] if seed % 2 else []})
+        if seed == 5:
+            answers.append({"failed": 5, "engine": "fused", "text": "wrong", "program": "five"})
+    for a in [*answers, {"ready": True}]:
+        print(json.dumps(a), flush=True)
+"""
+
+
+def test_a_long_run_tells_each_seed_that_differs_or_ends_a_process(tmp_path: Path) -> None:
+    results = tmp_path / "found.txt"
+    given = parser().parse_args(["--minutes", "0", "--processes", "2", "--results", str(results)])
+    run = Run(given, [sys.executable, "-c", WORKER])
+    handed = iter([[4, 5, 6, 7, 8], [0, 1, 2, 3]])
+    fresh = run.seeds
+    run.seeds = lambda: next(handed, None) or fresh()  # type: ignore[method-assign]
+    run.wait()
+    assert run.found.counts == {"judged": 7, "not judged": 1, "odd": 2}
+    assert sorted(run.found.failures) == [5, 7]
+    assert "SIGKILL" in run.found.failures[7]["text"]
+    assert "2 seeds differ: 5 7" in results.read_text() and "five" in results.read_text()
