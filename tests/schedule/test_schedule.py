@@ -15,7 +15,7 @@ from hotloop.dumps import Log
 from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.ir.interpret_kernel import run_schedule
-from hotloop.ir.kernel import KernelCall, Schedule
+from hotloop.ir.kernel import Init, KernelCall, Schedule, statements
 from hotloop.ir.loops import LoopProgram, ViewRef
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
@@ -166,3 +166,19 @@ def test_operations_on_what_lasts_meet_over_any_distance() -> None:
     p = scheduled(captured(f, *inputs))
     assert len([s for s in p.steps if isinstance(s, KernelCall)]) == 20
     assert_as_accurate(run_schedule(p, inputs), f(*inputs))
+
+
+def test_long_rows_are_reduced_side_by_side() -> None:
+    def kernel(*shape: int) -> Any:
+        program = captured(lambda x: x.square().sum(-1), torch.randn(shape))
+        (step,) = scheduled(program).steps
+        assert isinstance(step, KernelCall)
+        return step.kernel
+
+    def accumulators(k: Any) -> int:
+        return sum(isinstance(s, Init) for s in statements(k.body))
+
+    assert accumulators(kernel(64, 1024)) == 4
+    assert accumulators(kernel(8, 1024)) == 1  # too few rows for the threads
+    assert accumulators(kernel(67, 1024)) == 1
+    assert accumulators(kernel(64, 100)) == 1

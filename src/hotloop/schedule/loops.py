@@ -57,6 +57,11 @@ TILE_BYTES, TILE = 256, (32, 128)
 SHORT = 16
 #: A vector loop is cut at mask borders into at most this many pieces.
 MAX_PIECES = 6
+#: So many rows are reduced side by side, where rows are at least so long: one row alone is one stream of
+#: memory, at which prefetchers stop at each page.
+ROWS, LONG_ROW = 4, 256
+#: Accumulators that fit in registers beside what is loaded.
+MAX_ACCUMULATORS = 8
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ class Loops:
         if v is None:  # a single point
             return (*n.scratch, *self.point())
         if v in n.inner:
-            return self.wrap(n.outer, (*n.scratch, *self.point()))
+            return self.rows_side_by_side() or self.wrap(n.outer, (*n.scratch, *self.point()))
         rest = tuple(a for a in n.outer if a is not v)
         across = self.across_the_grain(rest) if not n.inner else None
         if across is not None:
@@ -301,6 +306,30 @@ class Loops:
         for a, kind in reversed(list(zip(axes, kinds, strict=True))):
             body = (Loop(a, 0, a.extent, kind, body),)
         return body
+
+    def rows_side_by_side(self) -> tuple[Stmt, ...]:
+        """Several rows reduced in the same inner loops, where that is all that happens; else nothing."""
+        n = self.nest
+        if len(n.passes) != 1 or n.scratch or not n.outer or extents(n.inner) < LONG_ROW:
+            return ()
+        axis, body = n.outer[-1], self.point()
+        fed = [s for s in statements(body) if isinstance(s, Accumulate)]
+        stored = {s.buffer for s in statements(body) if isinstance(s, Store)}
+        reads = [
+            x for s in statements(body) if isinstance(s, (Let, Store, Accumulate)) for x in ex.loads(s.value)
+        ]
+        if (
+            any(isinstance(s, Store) for s in n.passes[0].body)
+            or any(x.buffer in stored for x in reads)
+            or ROWS * len(fed) > MAX_ACCUMULATORS
+            or not isinstance(axis.extent, int)
+            or axis.extent % ROWS
+            or extents(n.outer) < ROWS * self.enough
+        ):
+            return ()
+        block = ix.var(f"{axis.name}r", axis.extent // ROWS)
+        copies = [_copy(substitute_statements(body, {axis: block * ROWS + r}), f"r{r}") for r in range(ROWS)]
+        return self.wrap((*n.outer[:-1], block), _side_by_side(copies))
 
     def pieces(self, v: Index, body: tuple[Stmt, ...]) -> tuple[Loop, ...]:
         """The vector loop over ``v``, cut where a mask changes so that most masks become constant."""
@@ -380,6 +409,29 @@ class Loops:
         while edge > TILE[0] and outer * -(-sizes[0] // edge) * -(-sizes[1] // edge) < self.enough:
             edge //= 2
         return edge
+
+
+def _copy(body: Sequence[Stmt], suffix: str) -> tuple[Stmt, ...]:
+    """The statements with locals of their own."""
+    own = {s.name for s in statements(tuple(body)) if isinstance(s, (Init, Let))}
+    buffers = {s.buffer for s in statements(tuple(body)) if isinstance(s, Store)}
+    buffers |= {e.buffer for s in statements(tuple(body)) for e in _nodes(s) if e.op == "load"}
+    names = {**{b: b for b in buffers}, **{name: f"{name}_{suffix}" for name in own}}
+    memo: dict[Expr, Expr] = {}
+    return tuple(_renamed(s, names, memo) for s in body)
+
+
+def _side_by_side(copies: Sequence[tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    """Copies of a body, which share nothing but what they read, in the same loops."""
+    out: list[Stmt] = []
+    for same in zip(*copies, strict=True):
+        first = same[0]
+        if isinstance(first, Loop):
+            bodies = [s.body for s in same if isinstance(s, Loop)]
+            out.append(replace(first, body=_side_by_side(bodies)))
+        else:
+            out += same
+    return tuple(out)
 
 
 def quotient(extent: IndexLike, size: int) -> IndexLike:
