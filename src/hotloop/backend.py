@@ -40,19 +40,21 @@ from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
+from hotloop.ir.loops import LoopProgram
 from hotloop.ir.samples import describe
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.lower.symbols import InexpressibleError, describe_symbols
 from hotloop.runtime import graph_cache
+from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
 from hotloop.runtime.override import find_override
 from hotloop.runtime.packing import FINGERPRINT, FINGERPRINT_NAME
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program
-from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain
-from hotloop.schedule.schedule import schedule
+from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
+from hotloop.schedule.schedule import arrange, choices, settle
 
 __all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link"]
 
@@ -204,6 +206,8 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         }  # fmt: skip
         if symbolic:
             settings["symbols"] = describe_symbols(gm)
+        if config.max_autotune:
+            settings["machine"] = machine_name()  # what was measured here may be slow elsewhere
         key = _graph_key(gm, kind, config, log, settings)
         known = None if key is None else _recall(key, gm, name, level, config, log)
         if known is not None:
@@ -220,8 +224,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         log.stage("ir_pre_fusion", lambda: str(program))
         if config.check:
             verify_program(program)
-        with _stage("schedule"):
-            plan = schedule(program, config, log, threads, str(level))
+        plan = _plan(program, config, log, threads, level, openmp)
         log.stage("ir_post_fusion", lambda: str(plan))
         log.artifact("schedule", lambda: steps(plan))
         log.artifact("fusion", lambda: fusions(plan))
@@ -244,6 +247,73 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         call = link(functions, host, Bound(name, plan.program.constants, objects), level, config)
         write = log.later("inputs.json")
         return call if write is None else _describing(call, write)
+
+
+def _plan(
+    program: LoopProgram, config: Config, log: Log, threads: int, level: Any, openmp: bool
+) -> Schedule:
+    """The schedule, with what was measured to be fastest where the configuration asks for that."""
+    with _stage("schedule"):
+        arranged = arrange(program, config, log, threads, str(level))
+        open_choices = choices(arranged) if config.max_autotune else {}
+    picks: dict[int, int] = {}
+    if open_choices:
+        with _stage("autotune"):
+            tuner = _tuner(config.cache_dir, config.cpp.cxx, threads)
+            prepare = partial(_Candidate.of, level=level, openmp=openmp, config=config)
+            picks, results = tuner.pick(open_choices, prepare)
+            lines = [json.dumps(timing) for r in results for timing in r.timings()]
+            log.artifact("autotuning", lambda: "\n".join(lines))
+            if config.trace.log_autotuning_results and lines:
+                log.record("autotuning_results.jsonl", lines)
+    with _stage("schedule"):
+        return settle(arranged, picks)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A candidate of autotuning as text: ``autotune.Prepared``."""
+
+    functions: tuple[KernelSource, ...]
+    host: str
+    bound: Bound
+    level: Any
+    config: Config
+
+    @staticmethod
+    def of(plan: Schedule, *, level: Any, openmp: bool, config: Config) -> _Candidate:
+        """The texts of a schedule."""
+        functions = print_functions(_distinct_kernels(plan), level, openmp)
+        host, objects = print_host(plan, plan.program.name)
+        bound = Bound(plan.program.name, plan.program.constants, objects)
+        return _Candidate(tuple(functions), host, bound, level, config)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of its functions."""
+        return tuple(f.text for f in self.functions)
+
+    def start(self) -> None:
+        """Begin to compile."""
+        builder = _builder(
+            self.config.cpp.cxx, self.config.cache_dir, self.config.compile_workers, self.level
+        )
+        for _, source in _units(self.functions, self.host, self.config):
+            builder.submit(source)
+
+    def load(self) -> Compiled:
+        """The callable; waits for the compiler."""
+        return link(self.functions, self.host, self.bound, self.level, self.config)
+
+
+@cache
+def _tuner(cache_dir: str, cxx: str | None, threads: int) -> Tuner:
+    """One tuner for each folder, compiler and number of threads: it knows what this process has measured."""
+    machine = {
+        "machine": machine_name(), "threads": str(threads), "torch": compat.torch_version(),
+        "compiler": _toolchain(cxx).identity,
+    }  # fmt: skip
+    return Tuner(_cache(cache_dir), machine)
 
 
 def _describing(call: Compiled, write: Callable[[str], None]) -> Compiled:
@@ -334,21 +404,31 @@ class Bound:
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
     """Compile and load the kernels, and give the callable of a host program."""
     found: dict[str, Any] = {}
-    packs = re.search(r"rt\.(convolution|panels)\(", host) is not None
-    if packs and FINGERPRINT_NAME not in {f.symbol for f in functions}:
-        functions = [*functions, KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())]
-    if functions:
+    units = _units(functions, host, config)
+    if units:
         builder = _builder(config.cpp.cxx, config.cache_dir, config.compile_workers, level)
-        units = make_units(functions, config.compile_workers or 2)
-        arguments = {f.symbol: [ctypes.c_void_p] * parameter_count(f) for f in functions}
-        libraries = builder.build([Source(u.name, u.text) for u in units])
-        for unit, library in zip(units, libraries, strict=True):
-            for symbol in unit.symbols:
-                found[symbol] = library.function(symbol, arguments[symbol])
-                found[symbol].restype = ctypes.c_int64
+        libraries = builder.build([source for _, source in units])
+        for (own, _), library in zip(units, libraries, strict=True):
+            for f in own:
+                found[f.symbol] = library.function(f.symbol, [ctypes.c_void_p] * parameter_count(f))
+                found[f.symbol].restype = ctypes.c_int64
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
     runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool)
     return load_program(host, f"<hotloop {bound.name}>", runtime)
+
+
+def _units(
+    functions: Sequence[KernelSource], host: str, config: Config
+) -> list[tuple[list[KernelSource], Source]]:
+    """What is compiled for a host program: each translation unit with the functions in it."""
+    packs = re.search(r"rt\.(convolution|panels)\(", host) is not None
+    if packs and FINGERPRINT_NAME not in {f.symbol for f in functions}:
+        functions = [*functions, KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())]
+    if not functions:
+        return []
+    by_name = {f.symbol: f for f in functions}
+    units = make_units(functions, config.compile_workers or 2)
+    return [([by_name[s] for s in u.symbols], Source(u.name, u.text)) for u in units]
 
 
 def _distinct_kernels(plan: Schedule) -> list[Kernel]:

@@ -102,7 +102,9 @@ class Trace:
     """Options that only report."""
 
     log_autotuning_results: bool = _option(
-        False, "Write every timing that autotuning takes, not only the summary.", code=False, used=False
+        False,
+        "Append every timing that autotuning takes to autotuning_results.jsonl, in the folder of the dumps.",
+        code=False,
     )
 
 
@@ -186,16 +188,14 @@ class Config:
     )
     max_autotune: bool = _option(
         False,
-        "Measure the candidates of each matrix product and convolution, and keep the fastest.",
+        "Measure the candidates of each matrix product by a weight that lasts, and keep the fastest.",
         code=True,
-        used=False,
     )
     max_autotune_gemm_backends: tuple[str, ...] = _option(
         GEMM_BACKENDS,
         "Candidates for matrix products; a comma-separated text is accepted too.",
         code=True,
         env=("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS",),
-        used=False,
         items=GEMM_BACKENDS,
     )
     weight_packing: Literal["auto", "off", "replace"] = _option(

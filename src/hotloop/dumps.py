@@ -13,7 +13,7 @@ import logging
 import os
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -149,6 +149,17 @@ class Log:
 
         return write
 
+    def record(self, file: str, lines: Sequence[str]) -> None:
+        """Append lines to a file in the folder of all graphs' dumps, whether or not this graph has dumps."""
+
+        def append() -> None:
+            parent = self._parent()
+            parent.mkdir(parents=True, exist_ok=True)
+            with open(parent / file, "a", encoding="utf-8") as opened:
+                opened.writelines(f"{line}\n" for line in lines)
+
+        self._attempt(append)
+
     def artifact(self, name: str, text: Text) -> None:
         """Log one of `ARTIFACTS` without a dump: a kernel's code, a fusion made, a hint, a timing."""
         if self.enabled(name):
@@ -190,8 +201,11 @@ class Log:
         # Source code begins on a line of its own.
         _LOGGERS[artifact].debug("%s:%s%s", self._name, "\n" if "\n" in text.rstrip("\n") else " ", text)
 
+    def _parent(self) -> Path:
+        return Path(self._config.debug_dir or compat.debug_run_dir()) / "hotloop"
+
     def _make_directory(self) -> Path:
-        parent = Path(self._config.debug_dir or compat.debug_run_dir()) / "hotloop"
+        parent = self._parent()
         parent.mkdir(parents=True, exist_ok=True)
         attempt = 0
         while True:

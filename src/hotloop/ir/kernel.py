@@ -26,6 +26,8 @@ from .loops import Extern, LoopProgram, Origin
 
 __all__ = [
     "Accumulate",
+    "Candidate",
+    "Choice",
     "Init",
     "Kernel",
     "KernelCall",
@@ -210,6 +212,30 @@ class Schedule:
 
     def __str__(self) -> str:
         return schedule_text(self)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way of computing what a ``Choice`` is about: a schedule of that alone, its operands as inputs.
+
+    ``name`` begins with the kind of implementation: ``cpp_`` or ``aten_``.
+    """
+
+    name: str
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Ways of computing the same results, of which only a measurement can tell the fastest.
+
+    The first candidate is taken without one. ``title`` and ``operands``, each as sizes, strides and dtype,
+    are the operator's as its user wrote it.
+    """
+
+    title: str
+    operands: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    candidates: tuple[Candidate, ...]
 
 
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

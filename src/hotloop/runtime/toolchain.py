@@ -353,6 +353,23 @@ def _read_cpuinfo() -> str | None:
         return None
 
 
+def machine_name(cpuinfo: str | None = None) -> str:
+    """What tells this machine from others that run the same code at other speeds: its CPU, by name and model.
+
+    Arguments:
+        cpuinfo: the text of /proc/cpuinfo; read here when not given.
+    """
+    text = _read_cpuinfo() if cpuinfo is None else cpuinfo
+    wanted = ("model name", "cpu family", "model", "stepping", "cache size", "CPU part", "CPU implementer")
+    found: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in wanted:
+            found.setdefault(name.strip(), value.strip())
+    described = ", ".join(f"{name} {found[name]}" for name in wanted if name in found)
+    return f"{platform.machine()}, {described or platform.processor()}, {os.cpu_count()} cores"
+
+
 def choose_simd(wanted: str | None) -> SimdLevel:
     """The SIMD level to compile for: `wanted`, unless that is None or "auto", which stand for the CPU's own.
 

@@ -9,7 +9,7 @@ A thread takes panels of columns (see ``ir/panels.py``), and a run of rows. For 
 ``width`` it sums the products in registers, puts the sums into a scratch array that stays in the L1 cache,
 and applies the epilogue to it row by row.
 
-The next file is ``weights.py``.
+The next file is ``alternatives.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .loops import Machine, finish, map_statement, substitute_statements
 from .passes import build_nest
 from .weights import is_dense, lasts
 
-__all__ = ["Product", "build_product", "find_products", "operations"]
+__all__ = ["Product", "build_product", "find_products", "operations", "panels_of", "tile_shapes"]
 
 #: Smaller ones are bound by what a call costs.
 LEAST = 8
@@ -56,7 +56,8 @@ class Product:
     """``out = left @ matrix (+ bias)`` by panels of ``matrix``, and a group that works on ``out`` in tiles.
 
     ``left`` is (M, K) with a stride of 1 along K, ``out`` (M, N) and contiguous. ``rows`` and ``width`` are a
-    tile's.
+    tile's. ``runs`` is how many runs the rows are divided into, 0 for as many as it takes to have work for
+    every thread; ``rows_first``: a run goes through all panels, so that its rows stay in the L2 cache.
     """
 
     op: Extern
@@ -66,6 +67,8 @@ class Product:
     rows: int
     width: int
     epilogue: Group | None = None
+    runs: int = 0
+    rows_first: bool = False
 
     @property
     def out(self) -> str:
@@ -118,12 +121,17 @@ def _product(p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str)
     if bias and not (len(bias[0].sizes) < 2 or bias[0].sizes[0] in (1, m)):
         return None
     rows, width = tile_shape(m, n, level)
-    panels = f"panels_{matrix.buffer}_{'x'.join(map(str, matrix.strides))}_{width}"
+    panels = panels_of(matrix, width)
+    buffers.setdefault(panels.name, panels)
+    return Product(op, left, bias[0] if bias else None, panels.name, rows, width)
+
+
+def panels_of(matrix: ViewRef, width: int) -> Buffer:
+    """The buffer of a matrix in panels of so many columns."""
+    k, n = map(sz.static, matrix.sizes)
+    name = f"panels_{matrix.buffer}_{'x'.join(map(str, matrix.strides))}_{width}"
     sizes = (panel_count(n, width), k, width)
-    buffers.setdefault(
-        panels, Buffer(panels, torch.float32, sizes, (k * width, width, 1), "packed", packs=matrix)
-    )
-    return Product(op, left, bias[0] if bias else None, panels, rows, width)
+    return Buffer(name, torch.float32, sizes, (k * width, width, 1), "packed", packs=matrix)
 
 
 def _is_matrix(p: LoopProgram, v: ViewRef) -> bool:
@@ -135,13 +143,19 @@ def _is_matrix(p: LoopProgram, v: ViewRef) -> bool:
 
 def tile_shape(rows: IndexLike, columns: int, level: str) -> tuple[int, int]:
     """Rows and columns of the tiles for a product of so many rows and columns: little padding, few loads."""
+    return tile_shapes(rows, columns, level)[0]
+
+
+def tile_shapes(rows: IndexLike, columns: int, level: str) -> list[tuple[int, int]]:
+    """Every shape of a tile that a product may have, the most likely one first."""
     lanes, shapes = TILES[level]
     padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
-    most, count, _ = min(shapes, key=lambda s: padded[s])
-    if isinstance(rows, Index):
-        return most, lanes * count
-    tiles = -(-rows // most)
-    return -(-rows // tiles), lanes * count  # as many tiles, of about equal height
+    found = []
+    for most, count, _ in sorted(shapes, key=lambda s: padded[s]):
+        if not isinstance(rows, Index):
+            most = -(-rows // -(-rows // most))  # as many tiles, of about equal height
+        found.append((most, lanes * count))
+    return found
 
 
 def _epilogue(p: LoopProgram, steps: Sequence[Group | Extern | Product | None], i: int) -> int | None:
@@ -305,7 +319,10 @@ class _Tiles:
 
     def panels(self, count: int, runs: object) -> Loop:
         panel = ix.var("panel", count)
-        return Loop(panel, 0, count, "parallel", runs(panel))  # type: ignore[operator]
+        body: tuple[Stmt, ...] = runs(panel)  # type: ignore[operator]
+        if self.x.rows_first and isinstance(body[0], Loop) and body[0].kind == "parallel":
+            return replace(body[0], body=(Loop(panel, 0, count, "parallel", body[0].body),))
+        return Loop(panel, 0, count, "parallel", body)
 
     def runs(self, panel: Index, columns: int, panels: int) -> tuple[Stmt, ...]:
         """Runs of rows, as many as it takes to have work for every thread."""
@@ -313,7 +330,7 @@ class _Tiles:
         if isinstance(self.m, Index):
             return self.varying_runs(panel, columns, panels, self.m // rows)
         tiles = self.m // rows
-        runs = max(1, min(-(-4 * self.machine.threads // panels), tiles))
+        runs = max(1, min(self.x.runs or -(-4 * self.machine.threads // panels), tiles))
         if runs == 1:
             return (*self.tiles(panel, columns, 0, tiles), *self.rest(panel, columns))
         size = -(-tiles // runs)

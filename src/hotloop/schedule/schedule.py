@@ -2,18 +2,24 @@
 buffer.
 
 What comes in: a ``LoopProgram``, the configuration, a log. What goes out: a frozen ``Schedule``. It runs the
-modules of this folder in the order in which they say they follow each other. The next folder is ``codegen/``.
+modules of this folder in the order in which they say they follow each other. Where only a measurement can
+tell how a product runs best, ``choices`` gives the candidates, each a schedule of the product alone, and
+``settle`` takes the picks. The next folder is ``codegen/``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hotloop.config import Config
 from hotloop.dumps import Log
-from hotloop.ir.kernel import Kernel, KernelCall, Schedule
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import IndexLike
+from hotloop.ir.kernel import Candidate, Choice, Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Extern, LoopProgram, op_outputs
 
+from .alternatives import Way, alone, operands, title, ways
 from .dependences import analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
@@ -24,12 +30,27 @@ from .simplify import drop_dead, drop_empty, simplify
 from .updates import update_in_place
 from .weights import mark_weight
 
-__all__ = ["schedule"]
+__all__ = ["Arrangement", "arrange", "choices", "schedule", "settle"]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What runs in which order, before products have their final form: ``settle`` makes the schedule."""
+
+    program: LoopProgram
+    steps: tuple[Group | Extern | Product, ...]
+    config: Config
+    threads: int
+    level: str
 
 
 def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level: str = "scalar") -> Schedule:
     """Schedule ``program`` for ``threads`` threads and a SIMD level, by which tiles are chosen."""
-    keep_roundings = config.precision == "eager"
+    return settle(arrange(program, config, log, threads, level))
+
+
+def arrange(program: LoopProgram, config: Config, log: Log, threads: int, level: str) -> Arrangement:
+    """Simplify and fuse: everything that needs no measurement."""
     p = update_in_place(drop_dead(program))
     p = drop_dead(drop_empty(p)) if config.unfused else simplify(p, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
@@ -37,24 +58,71 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level
     products: tuple[Group | Extern | Product, ...] = groups
     if config.weight_packing != "off" and not config.unfused:
         p, products = find_products(p, groups, level)
-    needed = _needed(p, products)
-    machine = Machine(threads, config.parallel_threshold)
+    return Arrangement(p, products, config, threads, level)
+
+
+def choices(a: Arrangement) -> dict[int, Choice]:
+    """The products that may run in several ways, by the position of their step."""
+    backends = a.config.max_autotune_gemm_backends
+    needed = _needed(a.program, a.steps)
+    found: dict[int, Choice] = {}
+    for i, step in enumerate(a.steps):
+        if not isinstance(step, Product):
+            continue
+        results = [n for n in _results(step) if n in needed]
+        kinds = {a.program.buffers[base_of(a.program.buffers, n)].kind for n in _results(step)}
+        if not kinds <= {"temp", "output"}:
+            continue  # an input is written
+        part = alone(a.program, operations(step), results, "candidate")
+        candidates = []
+        for way in ways(step, a.level, a.threads, backends):
+            own = settle(replace(a, program=_with(part, way), steps=way.steps))
+            candidates.append(Candidate(way.name, own))
+        if candidates:
+            given = tuple((_hints(v.sizes), _hints(v.strides), v.dtype) for v in operands(step))
+            found[i] = Choice(title(step), given, tuple(candidates))
+    return found
+
+
+def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
+    """The schedule, with the candidates of these numbers for the products at these positions."""
+    keep_roundings = a.config.precision == "eager"
+    p = a.program
+    arranged: list[Group | Extern | Product] = []
+    for i, step in enumerate(a.steps):
+        if picks and i in picks and isinstance(step, Product):
+            way = ways(step, a.level, a.threads, a.config.max_autotune_gemm_backends)[picks[i]]
+            p = _with(p, way)
+            arranged += way.steps
+        else:
+            arranged.append(step)
+    needed = _needed(p, arranged)
+    machine = Machine(a.threads, a.config.parallel_threshold)
     steps: list[KernelCall | Extern] = []
     names: dict[Kernel, str] = {}
-    for g in products:
+    for g in arranged:
         if isinstance(g, Product):
             stored = {n for n in _results(g) if n in needed}
             steps.append(build_product(g, p.buffers, stored, machine, keep_roundings))
             continue
         if isinstance(g, Extern):
-            steps.append(g if config.weight_packing == "off" else mark_weight(p, g))
+            steps.append(g if a.config.weight_packing == "off" else mark_weight(p, g))
             continue
         stored = {m.op.out for m in g.members if m.op.out in needed}
         build = build_ordered if g.ordered else build_kernel
         steps.append(build(g, p.buffers, stored, machine, keep_roundings))
-    planned = plan(p, steps, reuse=not config.unfused, keep=config.memory_pool)
+    planned = plan(p, steps, reuse=not a.config.unfused, keep=a.config.memory_pool)
     final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in planned.steps)
     return replace(planned, steps=final)
+
+
+def _with(p: LoopProgram, way: Way) -> LoopProgram:
+    """The program with the panels that a way of running a product reads."""
+    return replace(p, buffers={**p.buffers, **{b.name: b for b in way.panels}})
+
+
+def _hints(sizes: Sequence[IndexLike]) -> tuple[int, ...]:
+    return tuple(map(sz.hint, sizes))
 
 
 def _named(call: KernelCall, names: dict[Kernel, str]) -> KernelCall:
@@ -70,7 +138,7 @@ def _results(step: Product) -> tuple[str, ...]:
     return (step.out, *(m.op.out for m in members))
 
 
-def _needed(p: LoopProgram, groups: tuple[Group | Extern | Product, ...]) -> set[str]:
+def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product]) -> set[str]:
     """The buffers that somebody outside their own group reads."""
     uses = analyse(p)
     group_of: dict[str, int] = {}

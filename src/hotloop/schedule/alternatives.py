@@ -1,0 +1,128 @@
+"""The ways in which a matrix product may run: what only a measurement can decide between.
+
+What comes in: a ``Product`` with its default tile. What goes out: the same with other tiles, other divisions
+over threads, its epilogue apart, and PyTorch's own call. What holds in between: all compute the same results
+within the rounding of their dtype, and the first is the one that is taken unmeasured.
+
+The next file is ``weights.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import Index
+from hotloop.ir.loops import (
+    Buffer,
+    Extern,
+    LoopProgram,
+    Measure,
+    Op,
+    ViewRef,
+    op_outputs,
+    op_reads,
+    program_symbols,
+)
+
+from .dependences import base_of
+from .fuse import Group
+from .products import Product, panels_of, tile_shapes
+
+__all__ = ["Way", "alone", "operands", "title", "ways"]
+
+#: Bytes of rows that stay in the L2 cache beside a panel and what is written.
+KEPT_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Way:
+    """Steps that take the place of a product; panels of other widths are new buffers of the program."""
+
+    name: str
+    steps: tuple[Product | Group | Extern, ...]
+    panels: tuple[Buffer, ...] = ()
+
+
+def ways(x: Product, level: str, threads: int, backends: Collection[str]) -> tuple[Way, ...]:
+    """How a product may run, by the implementations allowed (``CPP``, ``ATEN``). The default comes first."""
+    *_, matrix = x.op.args
+    found: list[Way] = []
+    if "CPP" in backends:
+        tiles: list[tuple[tuple[Product | Group, ...], Buffer]] = []
+        m, n = x.op.args[-2].sizes[0], sz.static(matrix.sizes[1])
+        for rows, width in tile_shapes(m, n, level):
+            panels = panels_of(matrix, width)
+            tiled = replace(x, rows=rows, width=width, panels=panels.name)
+            tiles += [((way,), panels) for way in _divisions(tiled, threads)]
+        if x.epilogue is not None:
+            tiles.append(((replace(x, epilogue=None), x.epilogue), panels_of(matrix, x.width)))
+        found = [Way(f"cpp_packed_gemm_{k}", steps, (panels,)) for k, (steps, panels) in enumerate(tiles)]
+    if "ATEN" in backends:
+        epilogue = () if x.epilogue is None else (x.epilogue,)
+        found.append(Way(f"aten_{_operator(x)}", (x.op, *epilogue)))
+    return tuple(found)
+
+
+def _divisions(x: Product, threads: int) -> list[Product]:
+    """A product with its rows divided over threads in each way that makes a difference."""
+    m = x.left.sizes[0]
+    if isinstance(m, Index):
+        return [x]
+    tiles = -(-m // x.rows)
+    kept = max(1, KEPT_ROWS // (x.left.dtype.itemsize * sz.static(x.left.sizes[1]) * x.rows))
+    runs = -(-tiles // kept)
+    runs = -(-runs // threads) * threads  # as many for each thread
+    return [x, replace(x, runs=runs, rows_first=True)] if 1 < runs <= tiles else [x]
+
+
+# --- what a person calls it ---------------------------------------------------------------------------------
+
+
+def _operator(x: Product) -> str:
+    *_, matrix = x.op.args
+    name = str(x.op.target).removeprefix("aten.").partition(".")[0]
+    return "linear" if matrix.strides[0] == 1 and matrix.strides != (1, 1) else name
+
+
+def title(x: Product) -> str:
+    """The operators of a product and its epilogue: ``linear_relu``."""
+    members = x.epilogue.members if x.epilogue is not None else ()
+    origins = [o for m in members for o in (*m.op.folded, m.op.origin)]
+    names = [o.target.removeprefix("aten.").partition(".")[0].strip("_") for o in origins]
+    return "_".join(dict.fromkeys((_operator(x), *filter(None, names))))
+
+
+def operands(x: Product) -> tuple[ViewRef, ...]:
+    """The operands as the user has them: input, weight and bias of a linear layer."""
+    if _operator(x) != "linear":
+        return tuple(x.op.args)
+    *bias, left, matrix = x.op.args
+    weight = replace(matrix, sizes=matrix.sizes[::-1], strides=matrix.strides[::-1])
+    return (left, weight, *bias)
+
+
+# --- a part of a program as a program -----------------------------------------------------------------------
+
+
+def alone(p: LoopProgram, ops: Sequence[Op], results: Sequence[str], name: str) -> LoopProgram:
+    """The program of some operations of ``p``: what they read are its inputs, ``results`` its outputs.
+
+    Sizes that vary are numbers that it takes besides, after its tensors.
+    """
+    written = {base_of(p.buffers, n) for op in ops for n in op_outputs(op)}
+    buffers: dict[str, Buffer] = {}
+    for mentioned in [n for op in ops for n in (*op_reads(op), *op_outputs(op))]:
+        for n in dict.fromkeys((base_of(p.buffers, mentioned), mentioned)):
+            b = p.buffers[n]
+            if b.alias_of is None:
+                kept = "output" if n in results else "temp"
+                b = replace(b, kind=kept if n in written else "input")
+            buffers.setdefault(n, b)
+    inputs: list[str | None] = [n for n, b in buffers.items() if b.kind == "input"]
+    outputs = tuple(ViewRef(n, buffers[n].sizes, buffers[n].strides, 0, buffers[n].dtype) for n in results)
+    made = LoopProgram(name, buffers, tuple(ops), tuple(inputs), outputs)
+    symbols = sorted(program_symbols(made), key=lambda v: v.name)
+    numbers = {v: Measure(len(inputs) + k) for k, v in enumerate(symbols)}
+    return replace(made, inputs=(*inputs, *(None for _ in symbols)), symbols=numbers)
