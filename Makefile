@@ -43,14 +43,17 @@ clean:
 TORCH_STAMP := $(STAMPS)/$(subst =,-,$(TORCH))
 
 $(TORCH_STAMP):
+	@echo "== Setting up $(VENV): $(TORCH) with what it needs (hundreds of megabytes; a minute or two)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	mkdir -p $(STAMPS)
 	rm -f $(STAMPS)/torch*
 	$(if $(TORCH_INDEX),$(PIP) install --retries 1 --timeout 20 --index-url $(TORCH_INDEX) "$(TORCH)" ||) \
 		$(PIP) install "$(TORCH)"
-	touch "$@"
+	@touch "$@"
 
 # One stamp per extra of pyproject.toml.
 $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/dev: $(STAMPS)/%: pyproject.toml $(TORCH_STAMP)
+	@echo "== Installing hotloop and what \`make $(or $(firstword $(MAKECMDGOALS)),demo)\` needs beside it into $(VENV) (about a minute, silent)"
 	$(PIP) install --quiet -e ".[$*]"
-	touch "$@"
+	@echo "== Done; the next run starts at once"
+	@touch "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ def test_a_machine_that_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["compiler", "openmp", "cpu", "cache", "gpu", "function"]
-    assert "equal to eager" in lines[-1]
+    assert re.search(
+        r"equal to eager \((no element differs|largest difference .*e-\d\d, relative .*e-\d\d);", lines[-1]
+    )
 
 
 def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +60,15 @@ def test_a_narrower_width_is_noted() -> None:
 
 
 def test_the_cache_can_be_looked_at_and_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with hotloop.config.patch(cache_dir=str(tmp_path / "cache")):
+    with hotloop.config.patch(check=False, cache_dir=str(tmp_path / "cache")):
         torch._dynamo.reset()
         torch.compile(lambda x: x * 0.7071 - 3, backend="hotloop")(torch.randn(5))
         assert main(["cache", "info"]) == 0
         assert f"folder    {tmp_path / 'cache'}" in capsys.readouterr().out
         assert main(["cache", "why"]) == 0
-        assert "kernels_0" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "inference graph, 2 operators from " in shown and "x * 0.7071 - 3" in shown
+        assert "cpp_fused_mul_sub_0: never compiled before\n" in shown
         assert main(["cache", "clear"]) == 0
         assert "removed" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*.so"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import judge
+from hotloop.tools.judge import largest_errors
 
 
 def _case() -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,3 +114,16 @@ def test_reference_of_a_module_leaves_integers_alone() -> None:
     module = nn.Embedding(5, 3).double()
     result = judge.reference_of(module, torch.tensor([1, 4]))()
     assert result.dtype == torch.float64 and result.shape == (2, 3)
+
+
+def test_the_largest_errors_are_found_element_by_element() -> None:
+    want = [torch.tensor([1.0, 100.0, 0.0, math.nan, math.inf]), torch.tensor([3, 4]), 7, torch.empty(0)]
+    assert largest_errors(want, want) == (0.0, 0.0)
+    got = [torch.tensor([1.5, 101.0, 0.25, math.nan, math.inf]), torch.tensor([3, 4]), 7, torch.empty(0)]
+    assert largest_errors(got, want) == (1.0, 0.5)
+    assert largest_errors([torch.tensor([0.25])], [torch.tensor([0.0])]) == (0.25, 0.0)
+    assert largest_errors([torch.tensor([math.nan])], [torch.tensor([1.0])]) == (math.inf, math.inf)
+    assert largest_errors([torch.tensor([-math.inf])], [torch.tensor([math.inf])])[0] == math.inf
+    assert largest_errors([torch.tensor([5])], [torch.tensor([4])]) == (1.0, 0.25)
+    wide = torch.tensor([True]), torch.tensor([False])
+    assert largest_errors([wide[0]], [wide[1]]) == (1.0, 0.0)

@@ -32,7 +32,6 @@ from hotloop.errors import (
     CompileError,
     HotloopError,
     MissingCompilerError,
-    OptionError,
     ToolchainError,
     describe_exception,
 )
@@ -128,8 +127,8 @@ def _through_aot(
             return gm  # eager refuses most such writes, and says why
         backend = compat.aot_backend(lambda g, i, kind: compile_one(g, i, kind, config), decompositions())
         return backend(gm, inputs)
-    except OptionError as error:
-        raise compat.BackendOptionError(error) from None
+    except HotloopError as error:
+        raise compat.backend_error(error) from None
 
 
 def _boxed(gm: torch.fx.GraphModule) -> Compiled:
@@ -195,11 +194,11 @@ def _warn_once(text: str) -> None:
 def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool) -> Compiled:
     """One graph through all stages; with ``symbolic``, for all sizes that its guards let in."""
     number = next(_graph_numbers)
-    name = f"graph_{number}_{kind}"
     threads = config.cpp.threads or torch.get_num_threads()
     level = choose_simd(config.cpp.simd)
     openmp = _openmp(config.cpp.cxx)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
+        name = log.name
         lasting = _mark_lasting(gm) if kind == "inference" else ()
         settings = {
             "level": level, "threads": str(threads), "openmp": str(openmp), "lasting": str(lasting)

@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 # A function on the leaves of nested containers, those that a library registers too. torch 2.11 to 2.14.
 from torch.utils._pytree import tree_map as tree_map
 
-from hotloop.errors import OptionError
+from hotloop.errors import HotloopError
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
@@ -232,22 +232,34 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-class BackendOptionError(OptionError, BackendCompilerFailed):
-    """An option's error, raised by a back end so that Dynamo shows it as it is.
+def backend_error(error: HotloopError) -> HotloopError:
+    """The same error, of a kind that Dynamo shows as it is when a back end raises it.
 
-    torch.compile does not show options to a back end before the first call, and Dynamo puts what a back end
-    raises into an error of its own, below a traceback of its own frames. An exception of Dynamo's own kind
-    it leaves alone, but for the frames. ``except OptionError`` and ``except BackendCompilerFailed`` both
-    take it.
-    torch 2.11 to 2.14: `torch._dynamo.exc.BackendCompilerFailed`, `ShortenTraceback`.
+    Dynamo puts what a back end raises into an error of its own, below a traceback of its own frames, which
+    buries the message. An exception of Dynamo's own kind it leaves alone, but for the frames. ``except`` with
+    the error's own class and with ``BackendCompilerFailed`` both take it. The first frame that is shown is
+    the caller's, which raises it; with TORCHDYNAMO_VERBOSE=1 all frames are.
+    torch 2.11 to 2.14: `torch._dynamo.exc.BackendCompilerFailed`, `ShortenTraceback`, `config.verbose`.
     """
+    own = type(error)
+    members = {
+        "__module__": own.__module__,
+        "__doc__": own.__doc__,
+        # Another process gets the plain error.
+        "__reduce__": lambda self: (_restored, (own, str(self))),
+    }
+    kind: Any = type(own.__name__, (own, BackendCompilerFailed), members)
+    shown: HotloopError = kind.__new__(kind)
+    BackendCompilerFailed.__init__(shown, aot_backend, error, sys._getframe(1))  # type: ignore[arg-type]
+    shown.__dict__.update(error.__dict__)
+    shown.args = (str(error),)
+    return shown.with_traceback(error.__traceback__ if torch._dynamo.config.verbose else None)
 
-    def __init__(self, error: OptionError) -> None:
-        BackendCompilerFailed.__init__(self, aot_backend, error, sys._getframe(1))
-        self.args = (str(error),)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OptionError, (str(self),)
+def _restored(kind: type[HotloopError], text: str) -> HotloopError:
+    error = kind.__new__(kind)
+    error.args = (text,)
+    return error
 
 
 def aot_backend(

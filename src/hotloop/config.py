@@ -297,6 +297,12 @@ def find_option(name: str) -> Option:
     """The option of that dotted name; an `OptionError` names the nearest one otherwise."""
     option = options().get(name)
     if option is None:
+        inside = [known for known in options() if known.startswith(f"{name}.")]
+        if inside:
+            raise OptionError(
+                f"'{name}' is a group of options: name each with a dot, options={{\"{inside[0]}\": ...}}; "
+                f"valid: {', '.join(inside)}"
+            )
         raise unknown_name("option", name, options())
     return option
 

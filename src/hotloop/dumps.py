@@ -96,7 +96,7 @@ class Log:
         self, config: Config, *, graph_id: int = 0, kind: Kind = "inference", record: bool = False
     ) -> None:
         self._config = config
-        self._name = f"model__{graph_id}_{kind}"
+        self._graph = f"model__{graph_id}_{kind}"
         self._record = record or config.debug
         self._dumping = config.debug
         self._directory: Path | None = None
@@ -104,6 +104,11 @@ class Log:
         self._refusals: list[Refusal] = []
         self._refusals_written = 0
         self._fused = False
+
+    @property
+    def name(self) -> str:
+        """What the graph is called in logs, errors and generated texts: the name of its folder, if any."""
+        return self._graph if self.directory is None else self.directory.name
 
     @property
     def directory(self) -> Path | None:
@@ -199,7 +204,7 @@ class Log:
 
     def _emit(self, artifact: str, text: str) -> None:
         # Source code begins on a line of its own.
-        _LOGGERS[artifact].debug("%s:%s%s", self._name, "\n" if "\n" in text.rstrip("\n") else " ", text)
+        _LOGGERS[artifact].debug("%s:%s%s", self.name, "\n" if "\n" in text.rstrip("\n") else " ", text)
 
     def _parent(self) -> Path:
         return Path(self._config.debug_dir or compat.debug_run_dir()) / "hotloop"
@@ -210,14 +215,16 @@ class Log:
         attempt = 0
         while True:
             # mkdir tells whether another compile, in another thread, has taken the number.
-            directory = parent / f"{self._name}_{attempt}"
+            directory = parent / f"{self._graph}_{attempt}"
             try:
                 directory.mkdir()
             except FileExistsError:
                 attempt += 1
             else:
                 # Dumps are asked for by somebody who will look for them: at a level that is shown.
-                _log.warning("%s: dumps of every stage are written to %s", self._name, directory.resolve())
+                _log.warning(
+                    "%s: dumps of every stage are written to %s", directory.name, directory.resolve()
+                )
                 return directory
 
     def _write_refusals(self, directory: Path) -> None:

@@ -47,6 +47,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
         ({"mode": "max-autotun"}, "no mode 'max-autotun'; did you mean 'max-autotune'"),
         ({"options": {"cpp.smd": "scalar"}}, "no option 'cpp.smd'; did you mean 'cpp.simd'"),
         ({"options": {"simd": "scalar"}}, "did you mean 'cpp.simd'"),
+        ({"options": {"cpp": {"simd": "scalar"}}}, r'name each with a dot, options={"cpp.simd": ...}'),
         ({"options": {"cpp.simd": "avx9"}}, "'cpp.simd' takes one of 'auto', 'avx512'"),
         ({"options": {"cpp.threads": -1}}, "'cpp.threads' takes an integer of at least 0, not -1"),
         ({"options": {"cpp.threads": True}}, "'cpp.threads' takes an integer"),
@@ -68,7 +69,7 @@ def test_a_wrong_option_is_read_at_once(backend: str) -> None:
             f(torch.ones(3))
         shown = traceback.format_exception(caught.value)
         assert len(shown) <= 6, "".join(shown)
-        assert shown[-1].startswith("hotloop.compat.BackendOptionError: hotloop has no option 'cehck'; ")
+        assert shown[-1].startswith("hotloop.errors.OptionError: hotloop has no option 'cehck'; ")
         assert str(caught.value).startswith("hotloop has no option 'cehck'; did you mean 'check'?\n")
     copy = pickle.loads(pickle.dumps(caught.value))  # as a worker process hands it to its parent
     assert type(copy) is hotloop.OptionError and str(copy) == str(caught.value)
@@ -211,10 +212,21 @@ def with_constant(value: float) -> Function:
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     f, x = with_constant(0.501), torch.randn(7)
     monkeypatch.setenv("CXX", "/nonexistent/g++")
-    with pytest.raises(BackendCompilerFailed, match="CXX names the C\\+\\+ compiler") as caught:
+    with pytest.raises(hotloop.MissingCompilerError, match="CXX names the C\\+\\+ compiler") as caught:
         compiled(f)(x)
+    assert isinstance(caught.value, BackendCompilerFailed)
     assert isinstance(caught.value.inner_exception, hotloop.MissingCompilerError)
     assert "apt-get install g++" in str(caught.value)
+    shown = traceback.format_exception(caught.value)
+    assert len(shown) <= 6, "".join(shown)  # the message and a frame or two, none of the compiler's
+    assert shown[-1].startswith("hotloop.errors.MissingCompilerError: CXX names the C++ compiler")
+    assert "install g++" in caught.value.hint
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is hotloop.MissingCompilerError and str(copy) == str(caught.value)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(verbose=True), pytest.raises(hotloop.MissingCompilerError) as caught:
+        compiled(f)(x)
+    assert "in find_toolchain" in "".join(traceback.format_exception(caught.value))
     monkeypatch.delenv("CXX")
     torch._dynamo.reset()
     torch.testing.assert_close(compiled(f)(x), f(x))

@@ -65,11 +65,21 @@ def test_a_miss_says_why(tmp_path: Path) -> None:
     cache.path(digest(parts), ".so").unlink()
     assert cache.get(digest(parts), ".so", "kernel", parts) is None
     assert cache.why() == [
-        ("kernel", "not seen before"),
+        ("kernel", "never compiled before"),
         ("kernel", "changed: flags, compiler"),
         ("kernel", "kept once, and removed since"),
     ]
     assert count_reasons(cache.why())[0][1] == 1
+
+
+def test_a_miss_is_compared_with_the_same_thing_alone(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    parts = {"source": "a", "flags": "-O3"}
+    cache.put(digest(parts), ".so", b"x", "cpp_fused_add_0", parts, of="a")
+    other, newer = {**parts, "source": "b"}, {**parts, "flags": "-O2"}
+    assert cache.get(digest(other), ".so", "cpp_fused_add_0", other, of="b") is None
+    assert cache.get(digest(newer), ".so", "cpp_fused_add_0", newer, of="a") is None
+    assert [why for _, why in cache.why()] == ["never compiled before", "changed: flags"]
 
 
 def test_info_counts_over_processes(tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         printed = capsys.readouterr().out
         assert "2.0 KiB of at most 2.0 GiB" in printed and "1 hits, 1 misses (50% hits)" in printed
         assert main(["cache", "why"]) == 0
-        assert "cpp_fused_add_0: not seen before\n" in capsys.readouterr().out
+        assert "cpp_fused_add_0: never compiled before\n" in capsys.readouterr().out
         assert main(["cache", "clear"]) == 0
         assert capsys.readouterr().out.startswith("removed 1 files")
     with pytest.raises(SystemExit):

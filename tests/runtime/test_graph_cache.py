@@ -239,7 +239,27 @@ def test_a_miss_says_what_changed(tmp_path: Path) -> None:
         assert found is not None
         assert graph_cache.load(cache, *found, gm) is None
         graph_cache.save(cache, *found, gm, "host", FUNCTIONS, {})
-    assert [why for _, why in cache.why()] == ["not seen before", "changed: threads"]
+    assert [why for _, why in cache.why()] == ["never compiled before", "changed: threads"]
+
+
+def test_a_miss_says_which_graph_and_compares_with_that_graph_alone(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    place = 'File "/home/me/model.py", line 3, in f\n    return x + 2.0'
+    others = [graph(line=place), graph(aten.sub.Tensor), graph(line=place.replace("3", "4")),
+              graph(line=place, x=torch.empty(6, 4))]  # fmt: skip
+    for gm in others:
+        found = graph_cache.graph_digest(gm, "inference", SETTINGS)
+        assert found is not None
+        assert graph_cache.load(cache, *found, gm) is None
+        graph_cache.save(cache, *found, gm, "host", FUNCTIONS, {})
+    names, reasons = zip(*cache.why(), strict=True)
+    assert reasons == (
+        "never compiled before",
+        "never compiled before",
+        "changed: source lines",
+        "changed: dtypes and layouts, source lines",
+    )
+    assert names[0] == "inference graph, 1 operator from /home/me/model.py:3: return x + 2.0"
 
 
 # --- through torch.compile ----------------------------------------------------------------------------------

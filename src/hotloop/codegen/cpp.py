@@ -93,8 +93,11 @@ def print_functions(kernels: Iterable[Kernel], level: str, openmp: bool = True) 
     return [print_kernel(k, level, openmp) for k in chosen.values()]
 
 
-def make_units(functions: Sequence[KernelSource], units: int = 1, name: str = "kernels") -> list[Source]:
-    """The functions in translation units, at most ``units``: as many as compilers will run side by side."""
+def make_units(functions: Sequence[KernelSource], units: int = 1) -> list[Source]:
+    """The functions in translation units, at most ``units``: as many as compilers will run side by side.
+
+    A unit is named after the functions in it, "cpp_fused_add_0 + 2 more".
+    """
     total = sum(len(f.text) for f in functions)
     count = max(1, min(units, len(functions), total // UNIT))
     bins: list[list[KernelSource]] = [[] for _ in range(count)]
@@ -103,17 +106,16 @@ def make_units(functions: Sequence[KernelSource], units: int = 1, name: str = "k
         min(bins, key=lambda u: sum(len(g.text) for g in u)).append(f)
     order = {f.symbol: k for k, f in enumerate(functions)}
     out = []
-    for k, unit in enumerate(u for u in bins if u):
+    for unit in filter(None, bins):
         unit.sort(key=lambda f: order[f.symbol])
-        out.append(Source(f"{name}_{k}", unit_text(unit), tuple(f.symbol for f in unit)))
+        name = unit[0].symbol + (f" + {len(unit) - 1} more" if len(unit) > 1 else "")
+        out.append(Source(name, unit_text(unit), tuple(f.symbol for f in unit)))
     return out
 
 
-def print_kernels(
-    kernels: Sequence[Kernel], level: str, units: int = 1, openmp: bool = True, name: str = "kernels"
-) -> list[Source]:
+def print_kernels(kernels: Sequence[Kernel], level: str, units: int = 1, openmp: bool = True) -> list[Source]:
     """The translation units of all kernels: ``print_functions``, then ``make_units``."""
-    return make_units(print_functions(kernels, level, openmp), units, name)
+    return make_units(print_functions(kernels, level, openmp), units)
 
 
 def function_source(symbol: str, text: str) -> KernelSource:

@@ -233,7 +233,7 @@ class Builder:
         self._finish(key, future, library)
 
     def _from_cache(self, source: Source, key: str, parts: dict[str, str]) -> LoadedLibrary | None:
-        data = self.cache.get(key, _SUFFIX, source.name, parts)
+        data = self.cache.get(key, _SUFFIX, source.name, parts, of=parts["source"])
         if data is not None:
             with contextlib.suppress(ToolchainError):  # made with another torch, say: compile it again
                 return self._loaded(source, key, data)
@@ -245,7 +245,7 @@ class Builder:
         except _DiskError:
             # The disk of temporary files is full or read-only: once more in the cache.
             data = self._compile_in(source, key, fallback=True)
-        if self.cache.put(key, _SUFFIX, data, source.name, parts) is not None:
+        if self.cache.put(key, _SUFFIX, data, source.name, parts, of=parts["source"]) is not None:
             self.cache.put(key, ".cpp", source.text.encode(), source.name)
         try:
             return self._loaded(source, key, data)

@@ -9,7 +9,8 @@ The folder, mode 0700:
 
     objects/ab/abcd...so        a payload; the suffix says what it is (.so, .cpp, .json)
     objects/ab/abcd...so.meta   its record: size, sha256, name, and the parts its key was made from
-    names/<hash>.json           for each name, the parts of the last key it had: this is how a miss knows why
+    names/<hash>.json           the parts of the last key of one thing, a graph or a source: how a miss
+                                knows why
     events.jsonl                one line for each miss, one for each run of hits
     tmp/                        files being written; what a killed process left here is swept later
 
@@ -43,6 +44,7 @@ _SWEEP_EVERY = 256  # files written between two looks at the size of the cache
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that was killed
 _TOUCH_SECONDS = 600.0  # a use younger than this need not be noted again
 _BUILD_PREFIX = "hotloop-build-"  # of the folders that compilers work in
+_NEVER = "never compiled before"
 _EVENTS_LIMIT = 1 << 20  # bytes of events.jsonl before it becomes events.1.jsonl
 
 
@@ -100,17 +102,18 @@ class Cache:
     # ---------------------------------------------------------------- look-up
 
     def get(
-        self, key: str, suffix: str, name: str = "", parts: Mapping[str, str] | None = None
+        self, key: str, suffix: str, name: str = "", parts: Mapping[str, str] | None = None, of: str = ""
     ) -> bytes | None:
         """The verified bytes of `key`, or None; the miss and its reason are noted under `name`.
 
-        `parts` are the texts that the key was made from, by what they are ("source", "flags", ...): a later
-        miss of the same name says which of them changed.
+        `parts` are the texts that the key was made from, by what they are ("source", "flags", ...). A miss
+        says which of them differ from what was last kept `of` the same thing: names are for people, and
+        things that have nothing to do with each other may share one. Without `of`, it is the name.
         """
         path = self.path(key, suffix)
         data, reason = self._verified(path)
         if data is None:
-            self._note_miss(name or key[:16], suffix, reason or self._why(name, parts))
+            self._note_miss(name or key[:16], suffix, reason or self._why(of or name, parts))
             return None
         self._note_hit(path)
         return data
@@ -129,12 +132,18 @@ class Cache:
     # ---------------------------------------------------------------- keeping
 
     def put(
-        self, key: str, suffix: str, data: bytes, name: str = "", parts: Mapping[str, str] | None = None
+        self,
+        key: str,
+        suffix: str,
+        data: bytes,
+        name: str = "",
+        parts: Mapping[str, str] | None = None,
+        of: str = "",
     ) -> Path | None:
         """Keep `data` under `key`; the path, or None when the disk would not take it."""
         for attempt in (0, 1):
             try:
-                return self._write(key, suffix, data, name, parts)
+                return self._write(key, suffix, data, name, parts or {}, of or name)
             except OSError as error:
                 # Somebody may have removed the folder under us: make it again, once.
                 if attempt or _make_private(self.directory) is not None:
@@ -262,9 +271,11 @@ class Cache:
             with contextlib.suppress(OSError):
                 file.unlink()
 
-    def _write(self, key: str, suffix: str, data: bytes, name: str, parts: Mapping[str, str] | None) -> Path:
+    def _write(
+        self, key: str, suffix: str, data: bytes, name: str, parts: Mapping[str, str], of: str
+    ) -> Path:
         path = self.path(key, suffix)
-        digests = {part: hashlib.sha256(text.encode()).hexdigest() for part, text in (parts or {}).items()}
+        digests = {part: hashlib.sha256(text.encode()).hexdigest() for part, text in parts.items()}
         record = {
             "format": _FORMAT,
             "size": len(data),
@@ -278,9 +289,9 @@ class Cache:
         # absent.
         self._replace(path, data)
         self._replace(_meta(path), json.dumps(record).encode())
-        if name and digests:
+        if of and digests:
             _make_folder(self.directory / "names")
-            self._replace(self._name_path(name), json.dumps(digests).encode())
+            self._replace(self._last_path(of), json.dumps(digests).encode())
         with self._counts.lock:
             self._counts.written += 1
             due = self._counts.written % _SWEEP_EVERY == 0
@@ -301,21 +312,21 @@ class Cache:
                 os.unlink(temporary)
             raise
 
-    def _name_path(self, name: str) -> Path:
-        return self.directory / "names" / (hashlib.sha256(name.encode()).hexdigest()[:32] + ".json")
+    def _last_path(self, of: str) -> Path:
+        return self.directory / "names" / (hashlib.sha256(of.encode()).hexdigest()[:32] + ".json")
 
-    def _why(self, name: str, parts: Mapping[str, str] | None) -> str:
-        """Why `name` with these parts is not there: which part differs from the last time it was kept."""
+    def _why(self, of: str, parts: Mapping[str, str] | None) -> str:
+        """Why there is nothing with these parts: which of them differ from the last that was kept."""
         if self._fallback is not None and self.directory == self._fallback:
             return "the cache folder cannot be used, so nothing is kept between processes"
-        if not name or not parts:
-            return "not seen before"
+        if not of or not parts:
+            return _NEVER
         try:
-            last = json.loads(self._name_path(name).read_bytes())
+            last = json.loads(self._last_path(of).read_bytes())
         except (OSError, ValueError):
-            return "not seen before"
+            return _NEVER
         if not isinstance(last, dict):
-            return "not seen before"
+            return _NEVER
         changed = [
             part
             for part, text in parts.items()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hotloop import __version__, compat
+from hotloop.errors import source_line
 from hotloop.runtime.cache import Cache, digest
 
 __all__ = ["CompiledText", "graph_digest", "load", "save"]
@@ -38,6 +39,10 @@ _PLAIN = (
     torch.layout,
     torch.memory_format,
 )
+
+
+#: The part of a key that says which operators a graph has, with their arguments.
+_GRAPH = "graph"
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,15 @@ def graph_digest(
     """
     storages: dict[int, int] = {}
     lines: list[str] = []
+    layouts: list[str] = []
+    places: list[str] = []
     for node in gm.graph.nodes:
         arguments, target = _text((node.args, node.kwargs)), _target(node)
         if arguments is None or target is None:
             return None
-        value = _value(node.meta.get("val"), storages)
-        lines.append(f"{node.op} {node.name} {target} {arguments} {value}")
-        lines.append(_short(node.meta.get("stack_trace")))
+        lines.append(f"{node.op} {node.name} {target} {arguments}")
+        layouts.append(_value(node.meta.get("val"), storages))
+        places.append(node.meta.get("stack_trace") or "")  # generated comments and messages quote the line
         if node.op == "get_attr":
             constant = _attribute(gm, str(node.target))
             if not isinstance(constant, torch.Tensor):
@@ -85,7 +92,9 @@ def graph_digest(
             )
     parts = {
         **settings,
-        "graph": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        _GRAPH: _digest_of(lines),
+        "dtypes and layouts": _digest_of(layouts),
+        "source lines": _digest_of(places),
         "kind": kind,
         "hotloop": f"{__version__} {_own_source()}",
         "torch": compat.torch_version(),
@@ -93,9 +102,8 @@ def graph_digest(
     return digest(parts), parts
 
 
-def _short(text: str | None) -> str:
-    """A stack trace's digest: the generated comments and messages quote the user's line."""
-    return "" if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+def _digest_of(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _target(node: torch.fx.Node) -> str | None:
@@ -162,14 +170,14 @@ def save(
             return
         paths[name] = path
     value = {"host": host, "functions": [[s, t, list(n)] for s, t, n in functions], "constants": paths}
-    cache.put(key, ".json", json.dumps(value).encode(), _name(parts), parts)
+    cache.put(key, ".json", json.dumps(value).encode(), _name(gm, parts), parts, of=_identity(parts))
 
 
 def load(
     cache: Cache, key: str, parts: Mapping[str, str], gm: torch.fx.GraphModule
 ) -> tuple[CompiledText, dict[str, torch.Tensor]] | None:
     """What was kept under the key, with the module's constants; any fault is a miss."""
-    data = cache.get(key, ".json", _name(parts), parts)
+    data = cache.get(key, ".json", _name(gm, parts), parts, of=_identity(parts))
     if data is None:
         return None
     try:
@@ -181,6 +189,14 @@ def load(
         return None
 
 
-def _name(parts: Mapping[str, str]) -> str:
-    """Under which a miss looks for the same graph compiled with something else changed."""
-    return f"graph {parts['kind']} {parts['graph'][:16]}"
+def _identity(parts: Mapping[str, str]) -> str:
+    """What makes it the same graph, compiled with something else changed: its operators and arguments."""
+    return f"{parts['kind']} {parts[_GRAPH]}"
+
+
+def _name(gm: torch.fx.GraphModule, parts: Mapping[str, str]) -> str:
+    """What a person knows a graph by: the line that its first operator came from."""
+    operators = [n for n in gm.graph.nodes if n.op == "call_function"]
+    line = next(filter(None, map(source_line, operators)), None)
+    many = f"{len(operators)} operator{'s' * (len(operators) != 1)}"
+    return f"{parts['kind']} graph, {many}" + (f" from {line}" if line else "")

@@ -23,6 +23,7 @@ from hotloop.config import resolve
 from hotloop.errors import HotloopError
 from hotloop.runtime.cache import Cache, format_bytes
 from hotloop.runtime.toolchain import choose_simd, detect_simd, find_toolchain
+from hotloop.tools.replay import say_errors
 
 __all__ = ["Finding", "examine"]
 
@@ -130,6 +131,7 @@ def _function() -> Finding:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the cache, which has a line of its own
         (result,) = hotloop(torch.fx.symbolic_trace(f), [x])(x)
+    errors = say_errors([result], f(x))
     if not torch.allclose(result, *f(x)):
-        return Finding("function", "a compiled function gives wrong results", "please report it")
-    return Finding("function", f"compiled, run, equal to eager (precision={resolve().precision})")
+        return Finding("function", f"a compiled function gives wrong results ({errors})", "please report it")
+    return Finding("function", f"compiled, run, equal to eager ({errors}; precision={resolve().precision})")

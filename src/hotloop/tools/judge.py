@@ -22,7 +22,14 @@ import torch
 
 from hotloop.compat import DispatchMode, tree_map
 
-__all__ = ["TOLERANCES", "assert_as_accurate", "float64_reference", "reference_of", "to_float64"]
+__all__ = [
+    "TOLERANCES",
+    "assert_as_accurate",
+    "float64_reference",
+    "largest_errors",
+    "reference_of",
+    "to_float64",
+]
 
 # torch.testing.assert_close's defaults: (relative, absolute) for each dtype.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -139,6 +146,27 @@ def assert_as_accurate(
             references = _as_list(reference64() if callable(reference64) else reference64)
         truth = None if references is None else references[position]
         _judge(got, want, truth, far, per_element, label)
+
+
+def largest_errors(actual: Sequence[Any], expected: Sequence[Any]) -> tuple[float, float]:
+    """The largest absolute and the largest relative difference of two lists of results.
+
+    An element is relative to what was expected, one that is expected to be zero counts in the absolute error
+    alone. Where both are NaN, or the same infinity, the difference is 0; where one is, it is infinite.
+    """
+    absolute = relative = 0.0
+    for got, want in zip(actual, expected, strict=True):
+        if not isinstance(want, torch.Tensor) or want.numel() == 0:
+            continue
+        a, e = _wide(got), _wide(want)
+        same = a.eq(e) | (a.isnan() & e.isnan())
+        error = (a - e).abs().masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
+        size = e.abs()
+        ratio = torch.where(error.eq(0) | size.eq(0), 0.0, error / size).nan_to_num(
+            nan=float("inf"), posinf=float("inf")
+        )
+        absolute, relative = max(absolute, float(error.amax())), max(relative, float(ratio.amax()))
+    return absolute, relative
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -27,9 +27,9 @@ from hotloop.config import resolve
 from hotloop.ir.samples import redraw
 from hotloop.runtime.override import read_output_code
 from hotloop.runtime.toolchain import choose_simd
-from hotloop.tools.judge import assert_as_accurate, reference_of, to_float64
+from hotloop.tools.judge import assert_as_accurate, largest_errors, reference_of, to_float64
 
-__all__ = ["compare", "difference", "main"]
+__all__ = ["compare", "difference", "main", "say_errors"]
 
 Inputs = Callable[[], list[Any]]
 
@@ -88,6 +88,14 @@ def difference(
         except AssertionError as error:
             return f"output {number}{error}"
     return None
+
+
+def say_errors(got: Sequence[Any], expected: Sequence[Any]) -> str:
+    """How far results are from eager's, for a person."""
+    absolute, relative = largest_errors(got, expected)
+    if absolute == 0:
+        return "no element differs"
+    return f"largest difference {absolute:.1e}, relative {relative:.1e}"
 
 
 # --- inside ---------------------------------------------------------------------------------------------
@@ -176,7 +184,7 @@ def _check(eager: Callable[[list[Any]], Any], call: Callable[[list[Any]], Any], 
     results = [*_flat(expected), *theirs], [*_flat(got), *ours]
     wrong = difference(*results, exact)
     good = "as accurate as eager, by the judgement of float64" if asked else "equal to eager"
-    _say(f"WRONG, {wrong}" if wrong else good)
+    _say(f"WRONG, {wrong}" if wrong else f"{good}: {say_errors(results[1], results[0])}")
     _time({"eager": eager, "hotloop": call}, inputs)
     return 1 if wrong else 0
 
