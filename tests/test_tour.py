@@ -1,11 +1,10 @@
 """docs/tour.md runs: its Python is executed from top to bottom, and what it prints is what the page shows.
 
 A fence of kind ``python`` is run. A fence whose kind ends in ``output`` (``text output``, ``cpp output``)
-shows what the Python above it prints. A fence of kind ``asm`` shows parts of the library that the Python made,
-as g++ 12.2 compiles it. Other fences are for reading only, and the page says why. The Python
-blocks are one program, as if pasted one after the other into a file ``tour.py``: that is the file that its
-errors and the generated sources quote. ``pytest tests/test_tour.py --update-golden`` writes the page's
-outputs anew.
+shows what the Python above it prints. A fence of kind ``asm`` shows parts of the library that the Python
+made, as g++ 12.2 compiles it. Other fences are for reading only, and the page says why. The Python blocks
+are one program, as if pasted one after the other into a file ``tour.py``: that is the file that its errors
+and the generated sources quote. ``pytest tests/test_tour.py --update-golden`` writes the page's outputs anew.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def updated(page: list[str], blocks: list[Fence], shown: dict[int, list[str]]) -
 
 
 def instructions(text: str) -> list[tuple[str, ...]]:
-    """The instructions in a listing of objdump's, without addresses and remarks: ("vmulps", "ymm0,ymm3,...")."""
+    """The instructions in a listing of objdump's, without addresses and remarks: ("vdivps", "ymm0,...")."""
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*[0-9a-f]+:\s+(\S+)\s*([^;#<]*)", line)
