@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from counting import check_sizes
+from counting import check_sizes, counted
 
 from hotloop import backend
 from hotloop.codegen.host import print_host
@@ -166,6 +166,38 @@ def inputs_of(name: str, sizes: Sequence[tuple[int, int, int]] = SIZES) -> list[
 @pytest.mark.parametrize("name", CASES)
 def test_one_compile_serves_all_sizes(name: str) -> None:
     check_sizes(CASES[name][0], inputs_of(name))
+
+
+#: Functions of tensors whose sizes guards tie together, with sizes that keep the guards.
+GUARDED: dict[str, tuple[Callable[..., Any], Shapes]] = {
+    "a difference that is one broadcasts": (
+        lambda x, y: x[..., x.shape[-1] // 2 :] * y,
+        lambda m, n, k: (_r(m, n, 2), _r(1, n, n)),
+    ),
+    "a quotient that is one broadcasts": (
+        lambda x, y: x[: x.shape[0] // 5] + y,
+        lambda m, n, k: (_r(5, n), _r(m, n)),
+    ),
+    "a view of an input that a guard makes one": (
+        lambda x: (x.diagonal().unflatten(2, (-1, 2)), x + 1),
+        lambda m, n, k: (_r(2 * m, 2 * m, n, k),),
+    ),
+    "a view of a result that a guard makes one": (
+        lambda x: ((y := x * 2).t().unflatten(1, (-1, 2)), y),
+        lambda m, n, k: (_r(2 * m, n),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_guards_say_what_sizes_do_not(name: str) -> None:
+    f, shapes = GUARDED[name]
+    for same in (SIZES[3:5], SIZES[5:]):
+        with counted():
+            g = torch.compile(f, backend="hotloop", dynamic=True)
+            for sizes in same:
+                given = shapes(*sizes)
+                assert_as_accurate(g(*given), f(*given), check_stride=True)
 
 
 @pytest.fixture

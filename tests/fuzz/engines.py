@@ -4,7 +4,8 @@ What comes in: a function of tensors. What goes out: for each engine, a callable
 the gradients. The engines: `graph` (the graph before lowering, by PyTorch), `interpret` (the loop program in
 plain torch), `unfused loops` and `loops` (what the scheduler makes of it, in plain torch), `unfused` and
 `fused` (compiled). What holds in between: all run the same graphs, and the kernels of many programs are
-compiled as one file, since starting the compiler costs more than a kernel.
+compiled as one file, since starting the compiler costs more than a kernel. Where sizes are symbolic,
+TorchDynamo traces first, as for users, and its guards choose the graphs of each call.
 
 Next: fuzz.py.
 """
@@ -33,6 +34,7 @@ from hotloop.ir.kernel import KernelCall, Schedule
 from hotloop.ir.loops import LoopProgram
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
+from hotloop.lower.symbols import InexpressibleError
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
 from hotloop.runtime.pool import OutputPool
@@ -65,6 +67,7 @@ class _Graph:
     calls: dict[str, Callable[[list[Any]], Any]] = field(default_factory=dict)
 
     def run(self, engine: str, args: list[Any]) -> Any:
+        """Its results by one of the engines."""
         if engine == "graph":
             return self.module(*args)
         if engine == "interpret":
@@ -72,16 +75,25 @@ class _Graph:
         if engine.endswith("loops"):
             plan = self.plans["unfused" if engine.startswith("unfused") else "fused"]
             return run_schedule(plan, args, arena=True)
+        if engine not in self.calls:  # traced after the others: one engine gave other strides than another
+            _build([self], [engine], True)
         return self.calls[engine](list(args))
 
 
 class Traced:
-    """A function whose graphs any engine runs. Trace it by calling it once; `graphs` are there then."""
+    """A function whose graphs any engine runs. Trace it by calling it; `graphs` are there then, and `error`
+    is what a stage of hotloop raised."""
 
-    def __init__(self, function: Callable[..., Any], names: str) -> None:
+    def __init__(self, function: Callable[..., Any], names: str, symbolic: bool = False) -> None:
         self.engine = "interpret"
         self.graphs: list[_Graph] = []
+        self.error: Exception | None = None
+        self.per_size = 0
         self._names = names
+        self._call: Callable[..., Any]
+        if symbolic:
+            self._call = torch.compile(function, backend=self._captured, dynamic=True)
+            return
         self._call = aot_function(
             function,
             fw_compiler=self._compile,
@@ -94,10 +106,21 @@ class Traced:
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self._call(*inputs)
 
+    def _captured(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph of TorchDynamo, to AOTAutograd as backend.py hands it on."""
+        if compat.overlapping_writes(gm):
+            return gm
+
+        def compile_one(graph: torch.fx.GraphModule, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+            return self._compile(graph, inputs)
+
+        return compat.aot_backend(compile_one, decompositions())(gm, inputs)
+
     def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with compat.real_tensors():
+        try:
             graph = self._staged(gm)
-        self.graphs.append(graph)
+        except InexpressibleError:
+            return self._by_size(gm)
 
         def call(args: list[Any]) -> Any:
             own = list(args)
@@ -107,13 +130,45 @@ class Traced:
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
+    def _by_size(self, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        """What cannot be compiled for all sizes at once, for each set of them; not at all where data tell."""
+        by_data = any(n.meta.get("unbacked_bindings") for n in gm.graph.nodes)
+        known: dict[str, _Graph] = {}
+        self.per_size += 1
+
+        def call(args: list[Any]) -> Any:
+            own = list(args)
+            args.clear()
+            if by_data:
+                return gm(*own)
+            key = str([(a.shape, a.stride()) if isinstance(a, torch.Tensor) else a for a in own])
+            if key not in known:
+                known[key] = self._staged(compat.retrace(gm, own))
+            return known[key].run(self.engine, own)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
     def _staged(self, gm: torch.fx.GraphModule) -> _Graph:
+        try:
+            with compat.real_tensors():
+                graph = self._through_the_stages(gm)
+        except InexpressibleError:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
+        self.graphs.append(graph)
+        return graph
+
+    def _through_the_stages(self, gm: torch.fx.GraphModule) -> _Graph:
         number = len(self.graphs)
         plans = {}
         config = resolve()
         log = Log(config)
+        symbolic = any(isinstance(s, torch.SymInt) for n in gm.graph.nodes for s in _sizes(n))
         gm = passes.run(gm, config, log)
-        program = lower(gm, config, log, f"{self._names}_{number}")
+        program = lower(gm, config, log, f"{self._names}_{number}", symbolic)
         verify_program(program)
         for engine in ("unfused", "fused"):
             own: Config = config.replace({"unfused": engine == "unfused"})
@@ -121,6 +176,12 @@ class Traced:
             verify_schedule(plan)
             plans[engine] = plan
         return _Graph(number, gm, program, plans)
+
+
+def _sizes(node: torch.fx.Node) -> Sequence[Any]:
+    """Numbers that a node's value has to do with."""
+    value = node.meta.get("val")
+    return (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
 
 
 def _renamed(plan: Schedule, prefix: str) -> Schedule:
@@ -137,13 +198,17 @@ def _builder(cache_dir: str, quick: bool) -> Builder:
     found = find_toolchain()
     if quick and found.kind == "gcc":
         found = _Quick(found.compiler, found.kind, found.identity, found.openmp, found.environment)
-    return Builder(found, Cache(cache_dir), 1, choose_simd("auto"))
+    return Builder(found, Cache(cache_dir), 1, choose_simd(resolve().cpp.simd))
 
 
 def build(traced: Sequence[Traced], engines: Sequence[str], quick: bool) -> None:
     """Compile the kernels of all these programs, and give their graphs the calls."""
-    level = choose_simd("auto")
-    wanted = [(g, e) for t in traced for g in t.graphs for e in engines]
+    _build([g for t in traced for g in t.graphs], engines, quick)
+
+
+def _build(graphs: Sequence[_Graph], engines: Sequence[str], quick: bool) -> None:
+    level = choose_simd(resolve().cpp.simd)
+    wanted = [(g, e) for g in graphs for e in engines]
     functions: list[KernelSource] = []
     served: dict[int, dict[str, str]] = {}
     for k, (g, engine) in enumerate(wanted):

@@ -37,10 +37,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import hotloop
 from engines import ENGINES, Traced, build
+from generator import generate
 from judge import float64_reference, to_float64
-from programs import Input, Noise, Program, Step, agrees, generate, make_inputs
+from programs import Input, Noise, Program, Step, agrees, make_inputs
 
-__all__ = ["GROUP", "Failure", "check", "generate", "outcomes", "run", "shrink"]
+__all__ = ["GROUP", "Failure", "check", "outcomes", "run", "shrink"]
 
 PACKAGE = str(Path(hotloop.__file__).parent)
 GROUP = 12  # programs compiled as one file
@@ -75,9 +76,11 @@ class Observed:
                 yield f"{name}[{k}]", t
 
 
-def observe(program: Program, call: Callable[..., Any], noise: Noise | None = None) -> Observed:
-    """Call it, and go backward from all results that have a gradient."""
-    inputs = make_inputs(program)
+def observe(
+    program: Program, call: Callable[..., Any], number: int = 0, noise: Noise | None = None
+) -> Observed:
+    """Call it, with the sizes of that call, and go backward from all results that have a gradient."""
+    inputs = make_inputs(program, number)
     if noise is None:
         return _observe(inputs, call)
     for t in inputs:
@@ -107,26 +110,27 @@ def _head(result: Tensor, k: int) -> Tensor:
     return ramp.reshape(result.shape).to(result.dtype)
 
 
-def announced(program: Program) -> list[tuple[int, ...]]:
+def announced(program: Program, call: int = 0) -> list[tuple[int, ...]]:
     """The strides of results that PyTorch announces to whoever compiles; its kernels may choose others."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        inputs = [mode.from_tensor(t) for t in make_inputs(replace(program, inputs=_plain(program.inputs)))]
+        plain = replace(program, inputs=_plain(program.inputs))
+        inputs = [mode.from_tensor(t) for t in make_inputs(plain, call)]
         return [r.stride() for r in program.function()(*inputs)]
 
 
 class Truth:
-    """What eager does, and how far rounding may move it."""
+    """What eager does in one call, and how far rounding may move it."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, call: int = 0) -> None:
+        self._program, self._call = program, call
         function = program.function()
-        self.eager = observe(program, function)
+        self.eager = observe(program, function, call)
         self.strides = [
-            *announced(program),
+            *announced(program, call),
             *(t.stride() for t in self.eager.inputs),
             *[None] * len(program.inputs),
         ]
-        noisy = [observe(program, function, Noise(1000 + k)) for k in range(NOISY)]
+        noisy = [observe(program, function, call, Noise(1000 + k)) for k in range(NOISY)]
         self.names: list[str] = []
         self.bounds: list[float] = []
         self.stable = True
@@ -150,7 +154,8 @@ class Truth:
         for k, (name, bound, announced, (_, want), (_, have)) in enumerate(pairs):
             text = _differs(want, have, bound, announced if strides else None)
             if text is not None and not self._as_accurate(k, want, have, bound):
-                return f"{name}: {text}"
+                sizes = f" with sizes {self._program.sizes[self._call]}" if self._program.sizes else ""
+                return f"{name}: {text}{sizes}"
         return None
 
     def _as_accurate(self, k: int, want: Tensor | None, have: Tensor | None, bound: float) -> bool:
@@ -166,7 +171,8 @@ class Truth:
         return bool(((have.to(torch.float64) - true).abs() <= 2 * theirs + bound).all())
 
     def _in_float64(self) -> Observed | None:
-        inputs = [to_float64(t.detach()).requires_grad_(t.requires_grad) for t in make_inputs(self._program)]
+        made = make_inputs(self._program, self._call)
+        inputs = [to_float64(t.detach()).requires_grad_(t.requires_grad) for t in made]
         try:
             with float64_reference():
                 return _observe(inputs, self._program.function())
@@ -219,23 +225,34 @@ def without_gradients(program: Program) -> Program:
     return replace(program, inputs=_plain(program.inputs))
 
 
-def prepared(program: Program) -> tuple[Program, Truth] | None:
+Truths = Sequence[Truth]  # one a call
+
+
+def prepared(program: Program) -> tuple[Program, Truths] | None:
     """The program with what eager does; without gradients where eager cannot give them, or only noise."""
     for one in dict.fromkeys((program, without_gradients(program))):
         try:
-            truth = Truth(one)
+            truths = [Truth(one, k) for k in one.calls]
         except Exception:  # noqa: BLE001 - a write to what backward needs, most of the time
             continue
-        if truth.stable:
-            return one, truth
+        if all(t.stable for t in truths):
+            return one, truths
     return None
+
+
+def difference(
+    program: Program, truths: Truths, call: Callable[..., Any], strides: bool = True
+) -> str | None:
+    """What differs in the first call that does, or nothing."""
+    found = (t.difference(observe(program, call, k), strides) for k, t in enumerate(truths))
+    return next((text for text in found if text is not None), None)
 
 
 def run(
     programs: Sequence[Program], engines: Sequence[str] = ENGINES, quick: bool = True
 ) -> Iterator[tuple[Program, Failure | None, bool]]:
     """Each program with its failure, if it has one, and whether it was judged at all."""
-    ready: list[tuple[Program, Truth, Traced]] = []
+    ready: list[tuple[Program, Truths, Traced]] = []
     for number, program in enumerate(programs):
         with _silent():
             made = prepared(program)
@@ -243,18 +260,18 @@ def run(
             yield program, None, False
             continue
         own, truth = made
-        traced = Traced(own.function(), f"p{number}")
+        traced = Traced(own.function(), f"p{number}", bool(own.sizes))
         traced.engine = "graph"
         failure: Failure | None = None
         try:
             with _silent():
-                text = truth.difference(observe(own, traced), strides=False)
+                text = difference(own, truth, traced, strides=False)
                 failure = None if text is None else Failure(own, "graph", text)
         except Exception as error:  # noqa: BLE001 - it is what we look for
-            if not _by_hotloop(error):
+            if traced.error is None and not _by_hotloop(error):
                 yield own, None, False  # what PyTorch cannot capture never reaches hotloop
                 continue
-            failure = Failure(own, "stages", _short(error))
+            failure = Failure(own, "stages", _short(traced.error or error))
         if failure is None:
             failure = _attempt(own, truth, traced, "interpret")
         if failure is not None and _captured_wrong(own, truth, failure):
@@ -275,14 +292,19 @@ def run(
         yield program, next((f for f in found if f is not None), None), True
 
 
-def _captured_wrong(program: Program, truth: Truth, failure: Failure) -> bool:
+def _captured_wrong(program: Program, truths: Truths, failure: Failure) -> bool:
     """Whether AOTAutograd's own graph, run by PyTorch, differs already: its values, or its strides."""
     strides = ": strides" in failure.text
     if failure.engine != "graph" and not strides:
         return False
-    plain = aot_function(program.function(), fw_compiler=lambda gm, _: gm, bw_compiler=lambda gm, _: gm)
+    plain: Callable[..., Any]
+    if program.sizes:
+        plain = torch.compile(program.function(), backend="aot_eager", dynamic=True)
+    else:
+        plain = aot_function(program.function(), fw_compiler=lambda gm, _: gm, bw_compiler=lambda gm, _: gm)
     try:
-        return truth.difference(observe(program, plain), strides=strides) is not None
+        with _silent():
+            return difference(program, truths, plain, strides) is not None
     except Exception:  # noqa: BLE001 - then PyTorch cannot run what it has captured
         return True
 
@@ -303,10 +325,10 @@ def _build(traced: Sequence[Traced], engines: Sequence[str], quick: bool) -> dic
     return out
 
 
-def _attempt(program: Program, truth: Truth, traced: Traced, engine: str) -> Failure | None:
+def _attempt(program: Program, truths: Truths, traced: Traced, engine: str) -> Failure | None:
     traced.engine = engine
     try:
-        text = truth.difference(observe(program, traced))
+        text = difference(program, truths, traced)
     except Exception as error:  # noqa: BLE001 - it is what we look for
         text = _short(error)
     return None if text is None else Failure(program, engine, text)
@@ -372,6 +394,7 @@ def _fails(program: Program, engine: str) -> Failure | None:
 
 def _smaller(p: Program) -> Iterator[Program]:
     """Programs a little smaller, the boldest first."""
+    yield from _simpler_sizes(p)
     if len(p.results) > 1:
         for name in p.results:
             yield _pruned(replace(p, results=(name,)))
@@ -390,37 +413,73 @@ def _smaller(p: Program) -> Iterator[Program]:
         step = p.steps[k]
         if step.name is None or step.name not in shapes:
             continue
-        shape, dtype = shapes[step.name]
+        form = shapes[step.name]
         rest = (*p.steps[:k], *p.steps[k + 1 :])
         for other in sorted(step.uses):
-            if shapes.get(other) == (shape, dtype):
+            if shapes.get(other) == form:
                 yield _pruned(_with_name(replace(p, steps=rest), step.name, other))
+        code = _random(p, *form)
+        if code is None:
+            continue
         name = f"x{max((int(i.name[1:]) for i in p.inputs), default=-1) + 1}"
-        fresh = Input(name, _random(shape, dtype), k)
-        made = replace(p, steps=rest, inputs=(*p.inputs, fresh))
+        made = replace(p, steps=rest, inputs=(*p.inputs, Input(name, code, k)))
         yield _pruned(_with_name(made, step.name, name))
     for k, i in enumerate(p.inputs):
-        shape, dtype = shapes[i.name]
-        plain = _random(shape, dtype)
-        if i.code != plain:
+        plain = _random(p, *shapes[i.name]) if i.name in shapes else None
+        if plain is not None and i.code != plain:
             yield replace(p, inputs=(*p.inputs[:k], replace(i, code=plain), *p.inputs[k + 1 :]))
 
 
-def _random(shape: Sequence[int], dtype: torch.dtype) -> str:
+def _simpler_sizes(p: Program) -> Iterator[Program]:
+    """Fewer calls, and numbers in the place of symbols."""
+    if len(p.sizes) > 1:
+        for k in range(len(p.sizes)):
+            yield replace(p, sizes=(*p.sizes[:k], *p.sizes[k + 1 :]))
+    elif p.sizes:
+        numbers = {f"s{k}": str(n) for k, n in enumerate(p.sizes[0])}
+        fixed = [re.sub(r"\bs\d\b", lambda m: numbers[m[0]], i.code) for i in p.inputs]
+        inputs = tuple(replace(i, code=code) for i, code in zip(p.inputs, fixed, strict=True))
+        yield replace(p, inputs=inputs, sizes=())
+
+
+_Form = tuple[tuple[tuple[int, ...], ...], torch.dtype]  # the shape in each call, and the dtype
+
+
+def _random(p: Program, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> str | None:
+    """An input of that form; nothing where its sizes cannot be said."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    parts = [_size(p, extents) for extents in zip(*shapes, strict=True)]
+    if None in parts:
+        return None
+    text = f"[{', '.join(map(str, parts))}]"
     if dtype.is_floating_point:
-        return f"torch.randn({list(shape)}).to({dtype})"
-    return f"torch.randint(0, 5, {list(shape)}).to({dtype})"
+        return f"torch.randn({text}).to({dtype})"
+    return f"torch.randint(0, 5, {text}).to({dtype})"
 
 
-def _shapes(p: Program) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _size(p: Program, extents: Sequence[int]) -> str | None:
+    """An expression of the symbols that has these values, one a call."""
+    symbols = {f"s{k}": column for k, column in enumerate(zip(*p.sizes, strict=True))}
+    for name, column in symbols.items():
+        for text in (name, f"{name} + 1", f"{name} - 1", f"{name} * 2", f"{name} // 2"):
+            if [eval(text, {name: n}) for n in column] == list(extents):
+                return text
+    return str(extents[0]) if len(set(extents)) == 1 else None
+
+
+def _shapes(p: Program) -> dict[str, _Form]:
     """Of each variable, after the whole program."""
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-    with torch.no_grad():
-        for i, t in zip(p.inputs, make_inputs(p), strict=True):
-            space[i.name] = t
-        for s in p.steps:
-            exec(str(s), space)
-    return {k: (tuple(v.shape), v.dtype) for k, v in space.items() if isinstance(v, Tensor)}
+    calls = []
+    for k in p.calls:
+        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+        with torch.no_grad():
+            for i, t in zip(p.inputs, make_inputs(p, k), strict=True):
+                space[i.name] = t
+            for s in p.steps:
+                exec(str(s), space)
+        calls.append({name: v for name, v in space.items() if isinstance(v, Tensor)})
+    return {name: (tuple(tuple(call[name].shape) for call in calls), v.dtype) for name, v in calls[0].items()}
 
 
 def _with_name(p: Program, old: str, new: str) -> Program:

@@ -33,7 +33,8 @@ from typing import Any
 
 import torch
 
-from fuzz import GROUP, generate, outcomes, shrink
+from fuzz import GROUP, outcomes, shrink
+from generator import generate
 
 _SILENCE = 240.0  # seconds without a word, after which a process is taken for hung
 _ALIKE = 2  # failures of one kind that a process makes small

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz import check, generate, run, shrink
+from fuzz import check, run, shrink
+from generator import generate
 from hotloop.ir import expr as ex
 from hotloop.lower.lower import RULES
 from long_run import Run, parser

@@ -22,6 +22,7 @@ from hotloop.config import Config
 from hotloop.dumps import Log
 from hotloop.errors import CompileError, HotloopError, describe_exception
 from hotloop.ir import expr as ex
+from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef, program_symbols
@@ -286,7 +287,9 @@ class _Walk:
         val = result.meta.get("eager_val", result.meta["val"])
         key = storage_key(val)
         # A version of an input is to be the input itself: what is returned of it is a tensor of its own.
-        ref = b.try_strided(value) if value.buffer not in b.versions else None
+        ref = None
+        if value.buffer not in b.versions:
+            ref = b.try_strided(value) or self._as_eager_lies(value, val, key)
         if ref is not None and extern._same_strides(ref.sizes, ref.strides, val):
             root = b.buffers[ref.buffer].alias_of or ref.buffer
             owners = returned.setdefault(root, set())
@@ -297,6 +300,24 @@ class _Walk:
         assert copied is not None
         returned[copied.buffer] = {key}
         return self._handed_out(copied, val)
+
+    def _as_eager_lies(self, value: View, val: Any, key: int) -> ViewRef | None:
+        """A view whose index is not linear, because it takes a guard to see it: with eager's strides, where
+        all of its buffer lies as it does in eager's storage.
+        """
+        b = self.builder
+        whole = b.buffers[value.buffer]
+        for node, other in self.values.items():
+            fake = node.meta.get("val")
+            if not isinstance(other, View) or other.buffer != value.buffer or not is_tensor(fake):
+                continue
+            ref = b.try_strided(other) if storage_key(fake) == key else None
+            if ref is None or not extern._same_strides(ref.sizes, ref.strides, fake):
+                continue
+            if value.dtype is whole.dtype and sz.product(ref.sizes) == sz.product(whole.sizes):
+                offset = sz.total([ref.offset, val.storage_offset(), -fake.storage_offset()])
+                return ViewRef(value.buffer, value.sizes, tuple(val.stride()), offset, value.dtype)
+        return None
 
     def _foreign(self, buffer: str, key: int) -> bool:
         """Whether the buffer is an input or a constant, and the output is not a view of it in eager."""

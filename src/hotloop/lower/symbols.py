@@ -146,11 +146,16 @@ class Symbols:
     # --- integers -------------------------------------------------------------------------------------------
 
     def size(self, x: Any) -> IndexLike:
-        """An int, or a SymInt as an index expression (an int again where the guards leave one value)."""
+        """An int, or a SymInt as an index expression (an int again where the guards leave one value).
+
+        Whether a size is 1 decides what broadcasts: there the guards are asked, also for a sum or quotient.
+        """
         if not isinstance(x, torch.SymInt):
             return int(x)
-        e = self._index(compat.symbolic_expression(x), x)
-        return sz.plain(e)
+        e = sz.plain(self._index(compat.symbolic_expression(x), x))
+        if isinstance(e, Index) and e.kind != "sym" and sz.hint(e) == 1 and compat.same_sizes((x,), (1,)):
+            return 1
+        return e
 
     def _index(self, e: Any, x: Any) -> Index:
         got = self._memo.get(e)
