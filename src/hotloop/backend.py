@@ -248,9 +248,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         return call if write is None else _describing(call, write)
 
 
-def _plan(
-    program: LoopProgram, config: Config, log: Log, threads: int, level: Any, openmp: bool
-) -> Schedule:
+def _plan(program: LoopProgram, config: Config, log: Log, threads: int, level: Any, openmp: bool) -> Schedule:
     """The schedule, with what was measured to be fastest where the configuration asks for that."""
     with _stage("schedule"):
         arranged = arrange(program, config, log, threads, str(level))

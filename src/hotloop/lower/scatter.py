@@ -82,9 +82,7 @@ def _written(b: Builder, node: Node, x: View, *writes: _Write) -> Any:
     return total if wide is x.dtype else b.pointwise(shape, x.dtype, total.at, like)
 
 
-def _totals(
-    b: Builder, x: View, wide: torch.dtype, writes: Sequence[_Write], like: Tensor | None
-) -> View:
+def _totals(b: Builder, x: View, wide: torch.dtype, writes: Sequence[_Write], like: Tensor | None) -> View:
     """The writes over the elements of ``x`` as ``wide``."""
     strides = b.strides_like(like, x.sizes)
     if wide is not x.dtype:
@@ -288,9 +286,7 @@ def _put(b: Builder, node: Node, x: View, index: View, source: View, accumulate:
 def _along(x: View, dim: int, index: View, value: Callable[[Vars], Expr], kind: str) -> _Write:
     """``x[..., index[v], ...] = value(v)`` for every ``v`` of an index as large as what is written."""
     size = x.sizes[dim]
-    return _Write(
-        index.sizes, lambda v: with_dim(v, dim, position(index, v, size, wrap=False)), value, kind
-    )
+    return _Write(index.sizes, lambda v: with_dim(v, dim, position(index, v, size, wrap=False)), value, kind)
 
 
 _REDUCES = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}

@@ -29,7 +29,7 @@ from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, ViewRef
 from hotloop.ir.panels import panel_count
 
 from .axes import flat_index
-from .dependences import base_of
+from .dependences import Uses, base_of
 from .fuse import Group
 from .loops import Machine, finish, map_statement, substitute_statements
 from .passes import build_nest
@@ -82,7 +82,7 @@ class Product:
 
 
 def find_products(
-    p: LoopProgram, groups: Sequence[Group | Extern], level: str
+    p: LoopProgram, groups: Sequence[Group | Extern], level: str, uses: Uses
 ) -> tuple[LoopProgram, tuple[Group | Extern | Product, ...]]:
     """Products in the place of matrix products, with their epilogues; the program has their panels."""
     if level not in TILES:
@@ -90,7 +90,7 @@ def find_products(
     buffers = dict(p.buffers)
     steps: list[Group | Extern | Product | None] = list(groups)
     for i, g in enumerate(groups):
-        product = _product(p, g, buffers, level) if isinstance(g, Extern) else None
+        product = _product(p, g, buffers, level, uses) if isinstance(g, Extern) else None
         if product is not None:
             steps[i] = product
     for i in reversed(range(len(steps))):  # of two products that one group reads, the later one takes it
@@ -103,7 +103,9 @@ def find_products(
     return replace(p, buffers=buffers), tuple(s for s in steps if s is not None)
 
 
-def _product(p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str) -> Product | None:
+def _product(
+    p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str, uses: Uses
+) -> Product | None:
     """The product that a call computes, or ``None`` where it is better left to PyTorch."""
     if str(op.target) not in _TARGETS or op.kwargs or len(op.outs) != 1 or op.outs[0] is None:
         return None
@@ -116,7 +118,7 @@ def _product(p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str)
     m, k, n = left.sizes[0], sz.static(left.sizes[1]), sz.static(matrix.sizes[1])
     if min(sz.hint(m) * LEAST, k, n) < LEAST or out.device != "cpu" or out.alias_of is not None:
         return None
-    if left.strides[1] != 1 or out.strides != (n, 1) or not _is_matrix(p, matrix):
+    if left.strides[1] != 1 or out.strides != (n, 1) or not _is_matrix(p, matrix, uses):
         return None
     if bias and not (len(bias[0].sizes) < 2 or bias[0].sizes[0] in (1, m)):
         return None
@@ -134,11 +136,12 @@ def panels_of(matrix: ViewRef, width: int) -> Buffer:
     return Buffer(name, torch.float32, sizes, (k * width, width, 1), "packed", packs=matrix)
 
 
-def _is_matrix(p: LoopProgram, v: ViewRef) -> bool:
+def _is_matrix(p: LoopProgram, v: ViewRef, uses: Uses) -> bool:
     """Whether a view is all of a lasting input, as it lies or transposed."""
     b = p.buffers[v.buffer]
     same = (v.sizes, v.strides) in ((b.sizes, b.strides), (b.sizes[::-1], b.strides[::-1]))
-    return b.lasting and len(b.sizes) == 2 and same and v.offset == 0 and is_dense(b) and lasts(p, v.buffer)
+    whole = len(b.sizes) == 2 and same and v.offset == 0 and is_dense(b)
+    return b.lasting and whole and lasts(p, v.buffer, uses)
 
 
 def tile_shape(rows: IndexLike, columns: int, level: str) -> tuple[int, int]:

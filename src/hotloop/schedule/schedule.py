@@ -20,7 +20,7 @@ from hotloop.ir.kernel import Candidate, Choice, Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Extern, LoopProgram, op_outputs
 
 from .alternatives import Way, alone, operands, title, ways
-from .dependences import analyse, base_of
+from .dependences import Uses, analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
 from .memory import plan
@@ -54,17 +54,18 @@ def arrange(program: LoopProgram, config: Config, log: Log, threads: int, level:
     p = update_in_place(drop_dead(program))
     p = drop_dead(drop_empty(p)) if config.unfused else simplify(p, threads)
     groups = fuse(p, not config.unfused, log.refuse_fusion)
-    p = _without_unused(p)
+    uses = analyse(p)
+    p = _without_unused(p, uses)
     products: tuple[Group | Extern | Product, ...] = groups
     if config.weight_packing != "off" and not config.unfused:
-        p, products = find_products(p, groups, level)
+        p, products = find_products(p, groups, level, uses)
     return Arrangement(p, products, config, threads, level)
 
 
 def choices(a: Arrangement) -> dict[int, Choice]:
     """The products that may run in several ways, by the position of their step."""
     backends = a.config.max_autotune_gemm_backends
-    needed = _needed(a.program, a.steps)
+    needed = _needed(a.program, a.steps, analyse(a.program))
     found: dict[int, Choice] = {}
     for i, step in enumerate(a.steps):
         if not isinstance(step, Product):
@@ -96,7 +97,8 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
             arranged += way.steps
         else:
             arranged.append(step)
-    needed = _needed(p, arranged)
+    uses = analyse(p)
+    needed = _needed(p, arranged, uses)
     machine = Machine(a.threads, a.config.parallel_threshold)
     steps: list[KernelCall | Extern] = []
     names: dict[Kernel, str] = {}
@@ -106,7 +108,7 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
             steps.append(build_product(g, p.buffers, stored, machine, keep_roundings))
             continue
         if isinstance(g, Extern):
-            steps.append(g if a.config.weight_packing == "off" else mark_weight(p, g))
+            steps.append(g if a.config.weight_packing == "off" else mark_weight(p, g, uses))
             continue
         stored = {m.op.out for m in g.members if m.op.out in needed}
         build = build_ordered if g.ordered else build_kernel
@@ -138,9 +140,8 @@ def _results(step: Product) -> tuple[str, ...]:
     return (step.out, *(m.op.out for m in members))
 
 
-def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product]) -> set[str]:
+def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product], uses: Uses) -> set[str]:
     """The buffers that somebody outside their own group reads."""
-    uses = analyse(p)
     group_of: dict[str, int] = {}
     op_group: dict[int, int] = {}
     position = {id(op): i for i, op in enumerate(p.ops)}
@@ -158,9 +159,8 @@ def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product]) -> set[s
     return needed
 
 
-def _without_unused(p: LoopProgram) -> LoopProgram:
+def _without_unused(p: LoopProgram, uses: Uses) -> LoopProgram:
     """The program without buffers that no operation, input or output mentions."""
-    uses = analyse(p)
     live = set(uses.writer) | set(uses.readers) | set(uses.outputs)
     buffers = {
         n: b

@@ -113,45 +113,54 @@ def _are(vars: Sequence[Index], points: int) -> bool:
 def inline(p: LoopProgram) -> LoopProgram:
     """Substitute producers into their readers where that saves memory traffic and costs little arithmetic."""
     uses = analyse(p)
-    producers: dict[str, Pointwise] = {}
-    sizes: dict[str, tuple[int, int]] = {}
+    producers = _Producers(p)
     ops: list[Op] = []
     for op in p.ops:
         if isinstance(op, Extern):
             ops.append(op)
-            _forget_overwritten(p, op, producers)
+            producers.forget_overwritten(op)
             continue
-        new = _inlined(p, op, producers, sizes, uses)
+        new = _inlined(p, op, producers, uses)
         ops.append(new)
-        _forget_overwritten(p, op, producers)
+        producers.forget_overwritten(op)
         if isinstance(new, Pointwise) and p.buffers[new.out].kind == "temp" and new.out not in uses.held:
-            producers[new.out] = new
-            sizes[new.out] = sum(1 for _ in ex.walk(new.body)), ex.depth(new.body)
+            producers.add(new)
     return replace(p, ops=tuple(ops))
 
 
-def _forget_overwritten(p: LoopProgram, op: Op, producers: dict[str, Pointwise]) -> None:
-    """What reads a buffer that ``op`` overwrites cannot be computed any later."""
-    written = {base_of(p.buffers, n) for n in op_outputs(op)}
-    again = isinstance(op, Scatter) or (isinstance(op, Extern) and op.mutates)
-    if not again and not any(p.buffers[n].kind == "input" for n in written):
-        return
-    for name, producer in list(producers.items()):
-        if any(base_of(p.buffers, n) in written for n in op_reads(producer)):
-            del producers[name]
+class _Producers:
+    """The operations that readers may compute for themselves, by what they write."""
+
+    def __init__(self, p: LoopProgram) -> None:
+        self.p = p
+        self.of: dict[str, Pointwise] = {}
+        self.sizes: dict[str, tuple[int, int]] = {}  # nodes of the body, and how deep they are nested
+        self.reading: dict[str, list[str]] = {}  # storage -> producers that read it
+
+    def add(self, op: Pointwise) -> None:
+        self.of[op.out] = op
+        self.sizes[op.out] = sum(1 for _ in ex.walk(op.body)), ex.depth(op.body)
+        for n in op_reads(op):
+            self.reading.setdefault(base_of(self.p.buffers, n), []).append(op.out)
+
+    def forget_overwritten(self, op: Op) -> None:
+        """What reads a buffer that ``op`` overwrites cannot be computed any later."""
+        written = {base_of(self.p.buffers, n) for n in op_outputs(op)}
+        again = isinstance(op, Scatter) or (isinstance(op, Extern) and op.mutates)
+        if again or any(self.p.buffers[n].kind == "input" for n in written):
+            for base in written:
+                for name in self.reading.pop(base, ()):
+                    self.of.pop(name, None)
 
 
 def _inlined(
     p: LoopProgram,
     op: LoopOp,
-    producers: dict[str, Pointwise],
-    sizes: dict[str, tuple[int, int]],
+    known: _Producers,
     uses: Uses,
 ) -> LoopOp:
-    """The operation with producers substituted.
-
-    ``sizes``: of each producer's body the number of nodes and how deep they are nested.
-    """
+    """The operation with producers substituted."""
+    producers = known.of
     out = p.buffers[op.out]
     points = extents(op.vars) * (extents(op.reduce_vars) if isinstance(op, Reduce) else 1)
     counts: dict[str, int] = {}
@@ -167,7 +176,7 @@ def _inlined(
             continue
         if not _leaves_old_value(p, producer, op):
             continue
-        nodes, depth = sizes[name]
+        nodes, depth = known.sizes[name]
         if depth > levels:
             continue
         budget -= nodes * count

@@ -214,9 +214,7 @@ def _apart(op: Scatter, buffers: dict[str, Buffer]) -> list[Op]:
     def atom(a: Index) -> Index:
         return ix.indirect(stored(a.args[0]), a.args[1], a.args[2])
 
-    new = replace(
-        op, body=stored(op.body), indices=tuple(ex.replace_atoms(i, atom) for i in op.indices)
-    )
+    new = replace(op, body=stored(op.body), indices=tuple(ex.replace_atoms(i, atom) for i in op.indices))
     return [*before, new]
 
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hotloop.ir import sizes as sz
-from hotloop.ir.loops import Buffer, Extern, LoopProgram, ViewRef, op_outputs
+from hotloop.ir.loops import Buffer, Extern, LoopProgram, ViewRef
 
-from .dependences import base_of
+from .dependences import Uses
 
 __all__ = ["is_dense", "lasts", "mark_weight"]
 
 
-def mark_weight(p: LoopProgram, op: Extern) -> Extern:
+def mark_weight(p: LoopProgram, op: Extern, uses: Uses) -> Extern:
     """``op`` with ``weight`` set where it is a 2-D convolution, in channels-last, by a lasting weight."""
     if str(op.target) != "aten.convolution.default":
         return op
     x, weight, transposed = op.args[0], op.args[1], op.args[6]
     plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
-    if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _whole(p, weight):
+    if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _whole(p, weight, uses):
         return op
     bias = op.args[2]
     if bias is not None and not (isinstance(bias, ViewRef) and bias.strides == (1,)):
@@ -40,11 +40,11 @@ def _channels_last(v: ViewRef) -> bool:
     return v.strides == (channels * height * width, 1, channels * width, channels)
 
 
-def _whole(p: LoopProgram, weight: ViewRef) -> bool:
+def _whole(p: LoopProgram, weight: ViewRef, uses: Uses) -> bool:
     """Whether the weight is all of an input or constant that stays as it is."""
     b = p.buffers[weight.buffer]
     whole = weight.sizes == b.sizes and weight.strides == b.strides and weight.dtype is b.dtype
-    return whole and is_dense(b) and lasts(p, weight.buffer)
+    return whole and is_dense(b) and lasts(p, weight.buffer, uses)
 
 
 def is_dense(b: Buffer) -> bool:
@@ -59,9 +59,9 @@ def is_dense(b: Buffer) -> bool:
     return True
 
 
-def lasts(p: LoopProgram, name: str) -> bool:
+def lasts(p: LoopProgram, name: str, uses: Uses) -> bool:
     """Whether a buffer is an input or a constant that the program leaves as it is."""
     b = p.buffers[name]
     if b.kind not in ("input", "constant") or b.device != "cpu" or b.alias_of is not None:
         return False
-    return not any(base_of(p.buffers, written) == name for op in p.ops for written in op_outputs(op))
+    return name not in uses.writer
