@@ -277,3 +277,55 @@ def test_low_precision_sums_are_made_in_float32() -> None:
     program = lowered(lambda x, i, s: x.index_add(0, i, s), torch.zeros(2, 4, dtype=torch.bfloat16), i, ones)
     (got,) = run_program(program, [torch.zeros(2, 4, dtype=torch.bfloat16), i, ones])
     assert torch.equal(got[0].float(), torch.full((4,), 1000.0))
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d is not torch.bool], ids=str)
+def test_index_reduce(dtype: torch.dtype, reduce: str, include_self: bool) -> None:
+    exact = not dtype.is_floating_point or reduce.startswith("am")
+
+    def f(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        return x.index_reduce(dim, i, s, reduce, include_self=include_self)
+
+    x, src = data(3, 6, 4, dtype=dtype), data(3, 9, 4, dtype=dtype)
+    if reduce == "prod" and dtype.is_floating_point:
+        x, src = x / 4, src / 4
+    both(f, x, positions(6, 9), src, exact=exact)
+    both(lambda x, i, s: f(x, i, s, -3), x, positions(3, 6), data(6, 6, 4, dtype=dtype) % 7, exact=exact)
+    both(f, x.transpose(0, 2), positions(6, 9).int(), data(4, 9, 3, dtype=dtype) % 7, exact=exact)
+    check(lambda x, i, s: f(x, i, s, 0), data(3, dtype=dtype), torch.tensor(1), data(1, dtype=dtype))
+    check(f, x, torch.tensor([], dtype=torch.int64), data(3, 0, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_max_unpool(dtype: torch.dtype) -> None:
+    x = data(2, 3, 8, 6, dtype=dtype)
+    pooled, at = functional.max_pool2d(x, 2, return_indices=True)
+    both(lambda x, i: functional.max_unpool2d(x * 2, i, 2), pooled, at, exact=True)
+    both(lambda x, i: functional.max_unpool2d(x, i, 2, output_size=(9, 7)), pooled, at, exact=True)
+    both(lambda x, i: functional.max_unpool2d(x, i, 2), pooled[0], at[0], exact=True)
+    both(lambda x, i: functional.max_unpool1d(x, i, 2), *_pooled(1, data(2, 3, 8, dtype=dtype)), exact=True)
+    both(lambda x, i: functional.max_unpool3d(x, i, 2), *_pooled(3, data(2, 3, 4, 4, 6, dtype=dtype)))
+    # Two elements for one place: the last one stays.
+    both(lambda x, i: functional.max_unpool2d(x, i, 2), pooled, at // 3, exact=True)
+    check(lambda x, i: functional.max_unpool2d(x, i, 2), pooled[:0], at[:0], own=False)
+
+
+def _pooled(n: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return getattr(functional, f"max_pool{n}d")(x, 2, return_indices=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masked_accumulation(dtype: torch.dtype) -> None:
+    """Positions that are masked out may be anything."""
+    x, values = data(4, 5, dtype=dtype), data(3, 2, dtype=dtype)
+    i, j = torch.tensor([[0, 9], [-4, 1], [1, 2]]), torch.tensor([[1, 2], [-7, 0], [4, -5]])
+    mask = torch.tensor([[True, False], [False, True], [True, True]])
+
+    def f(x: torch.Tensor, m: torch.Tensor, i: torch.Tensor, j: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.ops.aten._unsafe_masked_index_put_accumulate(x, m, [i, j], v)
+
+    both(f, x, mask, i, j, values, exact=not dtype.is_floating_point)
+    if dtype.is_floating_point:
+        both(f, -torch.zeros_like(x), mask, i, j, -torch.zeros_like(values), exact=True)

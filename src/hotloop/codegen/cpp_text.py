@@ -2,11 +2,10 @@
 
 What comes in: the names a kernel uses (``load``, ``exp``, ``hsum``, ...).
 What goes out: C++ text without any ``#include``, to stand above the kernels.
-What holds in between: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h`` and ``cpp_random.h`` are cut at
-lines such as ``// @section exp needs: fma``; a section comes with everything it needs, in the order of the
-files.
+What holds in between: the files are cut at lines such as ``// @section exp needs: fma``; a section comes with
+everything it needs, in the order of the files.
 Pasting a part keeps a translation unit with one kernel near a tenth of a second.
-Next: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``, ``cpp_random.h``.
+Next: ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``, ``cpp_special.h``, ``cpp_random.h``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _REGISTER_BYTES = {"scalar": 0, "neon": 16, "avx2": 32, "avx512": 64}
 
 _SECTION = re.compile(r"^// @section (?P<names>[\w, ]+?)(?: needs: (?P<needs>[\w, ]+))?$")
 _DEFINED = re.compile(
-    r"^(?:template <.*?> )?HL [^=(]*?\b(\w+)\(|^HL_(?:ROUND|LIBRARY[12])\((\w+)", re.MULTILINE
+    r"^(?:template <.*?> )?HL [^=(]*?\b(\w+)\(|^HL_(?:ROUND|LIBRARY[12]|POLYNOMIAL)\((\w+)", re.MULTILINE
 )
 
 
@@ -77,7 +76,7 @@ def _closure(names: Iterable[str]) -> frozenset[str]:
 @cache
 def _sections() -> tuple[Section, ...]:
     folder = Path(__file__).parent
-    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h", "cpp_random.h", "cpp_gemm.h")
+    files = ("cpp_prelude.h", "cpp_memory.h", "cpp_math.h", "cpp_special.h", "cpp_random.h", "cpp_gemm.h")
     return tuple(section for file in files for section in _cut((folder / file).read_text()))
 
 

@@ -49,6 +49,7 @@ _LOWERED = _names(
     upsample_trilinear3d _unsafe_view _reshape_alias _unsafe_index _unsafe_masked_index alias_copy
     diagonal_copy expand_copy squeeze_copy unsqueeze_copy t_copy transpose_copy unfold_copy
     split_with_sizes_copy index_add index_copy index_fill embedding_dense_backward
+    _unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d im2col col2im
     """
 )
 
@@ -56,7 +57,7 @@ _LOWERED = _names(
 _LIBRARY = _names(
     """
     addmm baddbmm addr mv dot vdot _scaled_dot_product_flash_attention_for_cpu bernoulli native_dropout
-    max_unpool2d max_unpool3d im2col col2im lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine
+    lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine
     fake_quantize_per_channel_affine
     """
 )

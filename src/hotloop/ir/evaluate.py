@@ -19,7 +19,7 @@ from torch import Tensor
 from hotloop.errors import ProbabilityError
 
 from . import index as ix
-from .expr import OPS, Expr, children
+from .expr import OPS, SPECIAL_FUNCTIONS, Expr, children
 from .index import Index, IndexLike
 
 __all__ = ["FUNCTIONS", "Bound", "Evaluator", "apply", "gather", "random_word"]
@@ -84,9 +84,18 @@ _SAME_NAME = (
 )
 # fmt: on
 
+#: Those that torch calls otherwise.
+_OTHER_NAMES = {
+    **{f"bessel_i{order}": f"i{order}" for order in "01"},
+    **{f"bessel_i{order}_scaled": f"i{order}e" for order in "01"},
+    **{f"bessel_k{order}": f"modified_bessel_k{order}" for order in "01"},
+    **{f"bessel_k{order}_scaled": f"scaled_modified_bessel_k{order}" for order in "01"},
+}
+
 #: The torch function of every operation in ``expr.OPS``.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME},
+    **{name: getattr(torch.special, _OTHER_NAMES.get(name, name)) for name in SPECIAL_FUNCTIONS},
     "square": _square,
     "div": torch.true_divide,
     "floordiv": _integer_division(partial(torch.div, rounding_mode="floor"), quotient=True),

@@ -30,6 +30,7 @@ from .index import Index, IndexLike
 
 __all__ = [
     "OPS",
+    "SPECIAL_FUNCTIONS",
     "Expr",
     "OpInfo",
     "bitcast",
@@ -64,6 +65,15 @@ class OpInfo:
     continuous: bool = True
 
 
+#: Functions of floats that only few programs use. The polynomials are of the argument and the degree.
+SPECIAL_FUNCTIONS = (
+    "bessel_i0", "bessel_i0_scaled", "bessel_i1", "bessel_i1_scaled", "bessel_k0", "bessel_k0_scaled",
+    "bessel_k1", "bessel_k1_scaled", "erfcx", "zeta",
+    *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+)  # fmt: skip
+
+
 def _table() -> dict[str, OpInfo]:
     ops: dict[str, OpInfo] = {}
 
@@ -81,6 +91,8 @@ def _table() -> dict[str, OpInfo]:
     define("expm1 log1p sin cos tanh erf", 1, cost=16)
     define("tan asin acos atan sinh cosh asinh acosh atanh erfc", 1, cost=24)
     define("erfinv lgamma digamma", 1, cost=60)
+    for name in SPECIAL_FUNCTIONS:
+        define(name, 1 if name.startswith(("bessel", "erfcx")) else 2, cost=100)
     define("add sub mul maximum minimum fmax fmin", 2)  # maximum, minimum propagate NaN; fmax, fmin do not
     define("div", 2, cost=5)  # true division of floats
     define("floordiv truncdiv", 2, cost=12, continuous=False)  # ints and floats; torch's rounding

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from . import index as ix
-from .expr import OPS, Expr, children, dtype_name, own_indices
+from .expr import OPS, SPECIAL_FUNCTIONS, Expr, children, dtype_name, own_indices
 from .index import Index, IndexLike
 from .loops import Buffer
 
@@ -51,6 +51,7 @@ _FLOAT_ONLY = frozenset(
         "erfinv",
         "lgamma",
         "digamma",
+        *SPECIAL_FUNCTIONS,
         "div",
         "atan2",
         "hypot",

@@ -523,6 +523,22 @@ def trigamma(x: Expr) -> Expr:
     return ex.where(low, neg(total), total)
 
 
+def polygamma(n: int, x: Expr) -> Expr:
+    """``(-1)**(n + 1) n! zeta(n + 1, x)``, for ``n > 0``."""
+    factor = math.factorial(n) if n <= 170 else math.inf
+    return times(like(x, factor if n % 2 else -factor), ex.call("zeta", like(x, n + 1), x))
+
+
+def spherical_bessel_j0(x: Expr) -> Expr:
+    """``sin(x) / x``, near 0 by its series."""
+    u = times(x, x)
+    near = like(x, 0)
+    for k in range(7, -1, -1):
+        near = plus(times(near, u), like(x, (-1) ** k / math.factorial(2 * k + 1)))
+    value = ex.where(lt(absolute(x), like(x, 0.5)), near, over(ex.call("sin", x), x))
+    return ex.where(ex.call("isinf", x), like(x, 0), value)
+
+
 def sinc(x: Expr) -> Expr:
     product = times(like(x, math.pi), x)
     return ex.where(eq(x, like(x, 0)), like(x, 1), over(ex.call("sin", product), product))

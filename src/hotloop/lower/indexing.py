@@ -34,13 +34,22 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def position(
-    index: View, point: Sequence[IndexLike], size: IndexLike, wrap: bool, checked: bool = True
+    index: View,
+    point: Sequence[IndexLike],
+    size: IndexLike,
+    wrap: bool,
+    checked: bool = True,
+    only: Expr | None = None,
 ) -> Index:
-    """The element of an index tensor as an index below ``size``; ``wrap``: negative from the end."""
+    """The element of an index tensor as an index below ``size``; ``wrap``: negative from the end; ``only``:
+    the condition under which it counts, otherwise 0.
+    """
     at = ex.cast(index.at(point), torch.int64)
     if wrap:
         negative = ex.call("lt", at, ex.const(0, torch.int64))
         at = ex.where(negative, ex.call("add", at, ex.index_value(size)), at)
+    if only is not None:
+        at = ex.where(only, at, ex.const(0, torch.int64))
     return ix.indirect(at, size, checked)
 
 
@@ -133,13 +142,13 @@ class Advanced:
         rest = [n for i, n in zip(self.indices, self.x.sizes, strict=True) if i is None]
         return (*rest[: self.lead], *self.shape, *rest[self.lead :])
 
-    def point(self, v: Vars, checked: bool) -> tuple[IndexLike, ...]:
-        """The coordinates in ``x`` of the element of ``x[indices]`` at ``v``."""
+    def point(self, v: Vars, checked: bool, only: Expr | None = None) -> tuple[IndexLike, ...]:
+        """The coordinates in ``x`` of the element of ``x[indices]`` at ``v``; 0 where ``only`` fails."""
         shared = v[self.lead : self.lead + len(self.shape)]
         rest = iter((*v[: self.lead], *v[self.lead + len(self.shape) :]))
         tensors = iter(self.broadcast)
         return tuple(
-            next(rest) if i is None else position(next(tensors), shared, n, wrap=True, checked=checked)
+            next(rest) if i is None else position(next(tensors), shared, n, True, checked, only)
             for i, n in zip(self.indices, self.x.sizes, strict=True)
         )
 

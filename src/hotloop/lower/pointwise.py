@@ -165,6 +165,8 @@ class Elementwise:
             return True
         if self.name in _FLOATS_ONLY and not val.dtype.is_floating_point:
             return True
+        if self.name in _NOT_FOR_LOW and val.dtype in _LOW:
+            return True
         numbers = (*used, *extra) if self.name in _CONVERTED else extra
         return not all(fits(x, val.dtype) for x in numbers)
 
@@ -239,6 +241,27 @@ def _transcendental() -> list[Elementwise]:
         *_formula_rows("sinc logit", 1),
         *_rows("special_xlog1py", 2, fm.xlog1py),
         *_rows("special_entr", 1, fm.entr),
+    ]
+
+
+#: The IR's name of each of ATen's special functions that it calls otherwise.
+_SPECIAL_NAMES = {
+    "i0": "bessel_i0", "special_i0e": "bessel_i0_scaled", "special_modified_bessel_i0": "bessel_i0",
+    "special_i1": "bessel_i1", "special_i1e": "bessel_i1_scaled", "special_modified_bessel_i1": "bessel_i1",
+    "special_modified_bessel_k0": "bessel_k0", "special_scaled_modified_bessel_k0": "bessel_k0_scaled",
+    "special_modified_bessel_k1": "bessel_k1", "special_scaled_modified_bessel_k1": "bessel_k1_scaled",
+    **{f"special_{n}": n for n in ex.SPECIAL_FUNCTIONS if not n.startswith("bessel")},
+}  # fmt: skip
+#: Special functions that eager has no kernels of for bfloat16 and float16.
+_NOT_FOR_LOW = frozenset(_SPECIAL_NAMES).union(("special_spherical_bessel_j0",)) - {
+    "i0", "special_i0e", "special_i1", "special_i1e",
+}  # fmt: skip
+
+
+def _special_functions() -> list[Elementwise]:
+    return [
+        *(Elementwise(n, op(own), ex.OPS[own].arity) for n, own in _SPECIAL_NAMES.items()),
+        Elementwise("special_spherical_bessel_j0", fm.spherical_bessel_j0, 1),
     ]
 
 
@@ -402,9 +425,9 @@ _NEXTAFTER = Elementwise("nextafter", op("nextafter"), 2)
 
 
 def _polygamma(b: Builder, node: torch.fx.Node, n: int, x: View) -> Any:
-    """The derivatives of log gamma that have a formula: the first and the second."""
+    """The derivatives of log gamma, the first one being ``n = 0``."""
     if n > 1:
-        return NotImplemented
+        return Elementwise("polygamma", lambda e: fm.polygamma(n, e), 1).apply(b, node, [x])
     return (_TRIGAMMA if n else _DIGAMMA).apply(b, node, [x])
 
 
@@ -444,7 +467,7 @@ def _special() -> dict[str, Rule]:
 
 def _rules() -> dict[Any, Rule]:
     rules: dict[Any, Rule] = {}
-    for entry in (*_arithmetic(), *_transcendental(), *_logic(), *_activations()):
+    for entry in (*_arithmetic(), *_transcendental(), *_special_functions(), *_logic(), *_activations()):
         for overload in functional_overloads(entry.name):
             parameters = operator_arguments(overload) or ()
             if len(parameters) >= entry.operands:

@@ -5,7 +5,7 @@ goes out: for small windows one ``Pointwise`` with the window written out, for l
 it. What holds in between: positions are index expressions, so the masks of a window that cannot leave the
 plane vanish, and the sums run in eager's order.
 
-The next file is ``products.py``.
+The next file is ``patches.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotloop.ir.index import Index, IndexLike
 
 from .builder import Builder, Rule, Tensor, View
 from .reductions import SUPPORTED, compute_dtype, compute_value, result, uses
-from .views import between, moved
+from .views import all_of, between, moved
 
 __all__ = ["RULES"]
 
@@ -45,13 +45,6 @@ def _tuple(value: int | Ints, n: int, default: Ints | None = None) -> tuple[int,
     if not given and default is not None:
         return tuple(default)
     return given * n if len(given) == 1 else given
-
-
-def _all(conditions: Sequence[Expr]) -> Expr:
-    out = ex.const(True, torch.bool)
-    for c in conditions:
-        out = ex.call("logical_and", out, c)
-    return out
 
 
 def _floats(x: View) -> bool:
@@ -95,7 +88,7 @@ def _average(b: Builder, node: Node, x: View, n: int, spans: Spans, divisor: int
             position = ix.add(span.start, o)
             inside += [between(position, 0, size), between(position, span.start, span.end)]
             at.append(position)
-        return ex.masked(_all(inside), compute_value(x.at((*v[: x.ndim - n], *at))), zero)
+        return ex.masked(all_of(inside), compute_value(x.at((*v[: x.ndim - n], *at))), zero)
 
     def divided(v: Vars, total: Expr) -> Expr:
         weight: IndexLike = 1
@@ -202,7 +195,7 @@ class _Window:
             ix.add(o * s - p, ix.mul(k, d))
             for o, k, s, p, d in zip(v[lead:], offsets, self.steps, self.pads, self.dilation, strict=True)
         ]
-        inside = _all([between(i, 0, size) for i, size in zip(at, self.planes, strict=True)])
+        inside = all_of([between(i, 0, size) for i, size in zip(at, self.planes, strict=True)])
         value = ex.masked(inside, compute_value(self.x.at((*v[:lead], *at))), self.lowest)
         return inside, value, ex.index_value(self.flat(at))
 
@@ -236,8 +229,8 @@ class _AdaptiveWindow(_Window):
             end = ((o + 1) * self.planes[k] + (self.outs[k] - 1)) // self.outs[k]
             inside += [between(place, 0, self.planes[k]), between(place, 0, end)]
             at.append(place)
-        value = ex.masked(_all(inside), compute_value(self.x.at((*v[:lead], *at))), self.lowest)
-        return _all(inside), value, ex.index_value(self.flat(at))
+        value = ex.masked(all_of(inside), compute_value(self.x.at((*v[:lead], *at))), self.lowest)
+        return all_of(inside), value, ex.index_value(self.flat(at))
 
     def first(self, v: Vars) -> Expr:
         lead = self.x.ndim - self.n

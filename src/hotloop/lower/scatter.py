@@ -269,6 +269,26 @@ def _mask_put(
     return moved(b, result(node), chosen)
 
 
+def _masked_put_accumulate(
+    b: Builder, node: Node, x: View, mask: View, indices: Sequence[View | None], values: View
+) -> Any:
+    """``x[indices] += values`` where ``mask``; positions that are masked out may be anything."""
+    how = advanced(x, indices)
+    if not _known(x) or how is None or values.dtype is not x.dtype or len(how.used) != x.ndim:
+        return NotImplemented
+    if values.ndim > len(how.sizes) or mask.ndim > len(how.sizes):
+        return NotImplemented
+    nothing = ex.const(-0.0 if x.dtype.is_floating_point else 0, x.dtype)  # also of a negative zero
+
+    w = _Write(
+        how.sizes,
+        lambda v: how.point(v, True, element(mask, v)),
+        lambda v: ex.masked(element(mask, v), element(values, v), nothing),
+        "sum",
+    )
+    return _written(b, node, x, w)
+
+
 def _put(b: Builder, node: Node, x: View, index: View, source: View, accumulate: bool = False) -> Any:
     """``x`` as if it were flat, with elements replaced."""
     if not _known(x, source) or index.dtype not in INTEGERS or source.dtype is not x.dtype:
@@ -339,23 +359,26 @@ def _scatter_reduce(
 ) -> Any:
     if not _known(x) or index.dtype not in INTEGERS or src.dtype is not x.dtype:
         return NotImplemented
-    target, along, source = lifted(x), lifted(index), lifted(src)
-    dim %= target.ndim
-    kind = "sum" if reduce == "mean" else _REDUCES[reduce]
-    start = _neutral(kind, x.dtype)
-    writes = [_along(target, dim, along, source.at, kind)]
-    if not include_self:  # what is written at all starts from nothing
-        writes.insert(0, _along(target, dim, along, lambda v: start, "set"))
+    target, source = lifted(x), lifted(src)
+    w = _along(target, dim % target.ndim, lifted(index), source.at, "sum")
+    return _reduced(b, node, x, w, reduce, include_self)
+
+
+def _reduced(b: Builder, node: Node, x: View, w: _Write, reduce: str, include_self: bool) -> Any:
+    """``w``, a write into ``lifted(x)``, combined with what is there, or with the other values alone."""
+    target = lifted(x)
+    w = replace(w, kind="sum" if reduce == "mean" else _REDUCES[reduce])
+    start = _neutral(w.kind, x.dtype)
+    # What is written at all starts from nothing.
+    writes = [w] if include_self else [replace(w, value=lambda v: start, kind="set"), w]
     if reduce == "mean":
-        out = _scatter_mean(b, node, target, dim, along, writes, include_self)
+        out = _mean(b, node, target, writes, include_self)
     else:
         out = _written(b, node, target, *writes)
     return out if out is NotImplemented else out.reshape(x.sizes)
 
 
-def _scatter_mean(
-    b: Builder, node: Node, x: View, dim: int, index: View, writes: Sequence[_Write], include_self: bool
-) -> Any:
+def _mean(b: Builder, node: Node, x: View, writes: Sequence[_Write], include_self: bool) -> Any:
     """Sums divided by how many elements are in them; integers are divided as ``//`` does."""
     if x.dtype is torch.bool or any(_impossible(x, w) for w in writes):
         return NotImplemented
@@ -364,8 +387,7 @@ def _scatter_mean(
     total = _totals(b, x, dtype, writes, None)
     one = ex.const(1, torch.int64)
     counts = b.pointwise(x.sizes, torch.int64, lambda v: ex.const(int(include_self), torch.int64))
-    each = _along(x, dim, index, lambda v: one, "sum")
-    counts = b.scatter(counts, each.sizes, each.kind, each.at, each.value)
+    counts = b.scatter(counts, writes[-1].sizes, "sum", writes[-1].at, lambda v: one)
     divide = "div" if dtype.is_floating_point else "floordiv"
     sizes = tuple(like.shape)
     sums, numbers = total.reshape(sizes), counts.reshape(sizes)
@@ -426,6 +448,24 @@ def _index_copy(b: Builder, node: Node, x: View, dim: int, index: View, source: 
     return out if out is NotImplemented else out.reshape(x.sizes)
 
 
+def _index_reduce(
+    b: Builder,
+    node: Node,
+    x: View,
+    dim: int,
+    index: View,
+    source: View,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    if not _known(x) or index.dtype not in INTEGERS or source.dtype is not x.dtype:
+        return NotImplemented
+    target, given = lifted(x), lifted(source)
+    w = _slices(target, dim % target.ndim, index, given.sizes, given.at, "sum", wrap=False)
+    return _reduced(b, node, x, w, reduce, include_self)
+
+
 def _index_fill(b: Builder, node: Node, x: View, dim: int, index: View, value: Any) -> Any:
     if not _known(x) or index.dtype not in INTEGERS or not fits(value, x.dtype):
         return NotImplemented
@@ -442,15 +482,15 @@ def _index_fill(b: Builder, node: Node, x: View, dim: int, index: View, value: A
 # --- derivatives --------------------------------------------------------------------------------------------
 
 
-def _sums(b: Builder, node: Node, sizes: Sequence[IndexLike], w: _Write) -> Any:
-    """A new tensor of sums: zero where nothing is added. ``sizes`` has the elements in the result's order."""
+def _over_zeros(b: Builder, node: Node, sizes: Sequence[IndexLike], w: _Write) -> Any:
+    """A new tensor of zeros with a write done. ``sizes`` has the elements in the result's order."""
     like = result(node)
-    wide = compute_dtype(like.dtype)
+    wide = like.dtype if w.kind == "set" else compute_dtype(like.dtype)
     shape = tuple(like.shape)
     zeros = b.pointwise(tuple(sizes), wide, lambda v: ex.const(0, wide), like)
     if _impossible(zeros, w):
         return NotImplemented
-    total = b.scatter(zeros, w.sizes, "sum", w.at, _valued(w, wide)).reshape(shape)
+    total = b.scatter(zeros, w.sizes, w.kind, w.at, _valued(w, wide)).reshape(shape)
     if wide is like.dtype and tuple(sizes) == shape:
         return total
     return b.pointwise(shape, like.dtype, total.at, like)
@@ -478,7 +518,7 @@ def _embedding_backward(
     def at(v: Vars) -> Sequence[IndexLike]:
         return position(indices, v[:-1], num_weights, wrap=False), v[-1]
 
-    return _sums(b, node, (num_weights, grad.sizes[-1]), _Write(grad.sizes, at, value, "sum"))
+    return _over_zeros(b, node, (num_weights, grad.sizes[-1]), _Write(grad.sizes, at, value, "sum"))
 
 
 def _max_pool_backward(n: int) -> Rule:
@@ -495,7 +535,23 @@ def _max_pool_backward(n: int) -> Rule:
             lambda v: compute_value(grad.at(v)),
             "sum",
         )
-        return _sums(b, node, (*lead, plane), w)
+        return _over_zeros(b, node, (*lead, plane), w)
+
+    return rule
+
+
+def _max_unpool(n: int) -> Rule:
+    """Each element goes to its position in the flat plane, and zeros everywhere else."""
+
+    def rule(b: Builder, node: Node, x: View, indices: View, *_: Any, **__: Any) -> Any:
+        if not _known(x) or indices.dtype not in INTEGERS or x.numel == 0:
+            return NotImplemented
+        shape = tuple(result(node).shape)
+        lead, plane = shape[: x.ndim - n], sz.product(shape[x.ndim - n :])
+        w = _Write(
+            x.sizes, lambda v: (*v[: x.ndim - n], position(indices, v, plane, wrap=False)), x.at, "set"
+        )
+        return _over_zeros(b, node, (*lead, plane), w)
 
     return rule
 
@@ -512,6 +568,8 @@ RULES: dict[Any, Rule] = {
     aten.scatter_reduce.two: _scatter_reduce,
     aten.index_add.default: _index_add,
     aten.index_copy.default: _index_copy,
+    aten.index_reduce.default: _index_reduce,
+    aten._unsafe_masked_index_put_accumulate.default: _masked_put_accumulate,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
     aten.embedding_dense_backward.default: _embedding_backward,
@@ -519,4 +577,6 @@ RULES: dict[Any, Rule] = {
     aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
     aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
     aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3),
+    aten.max_unpool2d.default: _max_unpool(2),
+    aten.max_unpool3d.default: _max_unpool(3),
 }

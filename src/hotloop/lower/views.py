@@ -30,6 +30,7 @@ from .symbols import InexpressibleError
 
 __all__ = [
     "RULES",
+    "all_of",
     "between",
     "diagonal_view",
     "moved",
@@ -55,6 +56,14 @@ def between(i: IndexLike, lo: IndexLike, hi: IndexLike) -> Expr:
     return ex.call(
         "logical_and", ex.call("ge", at, ex.index_value(lo)), ex.call("lt", at, ex.index_value(hi))
     )
+
+
+def all_of(conditions: Sequence[Expr]) -> Expr:
+    """Whether every one of some conditions holds."""
+    out = ex.const(True, torch.bool)
+    for c in conditions:
+        out = ex.call("logical_and", out, c)
+    return out
 
 
 def moved(b: Builder, like: Tensor, f: Callable[[Vars], Expr]) -> View:
