@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import stat
 import sys
 import traceback
@@ -116,11 +117,34 @@ def test_an_index_out_of_range_raises_what_eager_raises(name: str) -> None:
     with pytest.raises((IndexError, RuntimeError)) as eager:
         f(torch.tensor(outside))
     g = compiled(f)
-    with pytest.raises(eager.type, match=r"out of (range|bounds)"):
-        g(torch.tensor(outside))
-    torch.testing.assert_close(g(torch.tensor(within)), f(torch.tensor(within)))
-    with pytest.raises(eager.type, match=r"out of (range|bounds)"):
-        g(torch.tensor(outside))
+    for _ in range(2):
+        with pytest.raises(eager.type, match="out of bounds for a dimension with size") as caught:
+            g(torch.tensor(outside))
+        for number in re.findall(
+            r"(?:index|size|tensor of) -?\d+", str(eager.value)
+        ):  # where eager names them
+            assert number.replace("tensor of", "size") in str(caught.value)
+        torch.testing.assert_close(g(torch.tensor(within)), f(torch.tensor(within)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bad", [-1001, 1000, 1 << 32, -(1 << 40), (1 << 63) - 1, -(1 << 63)])
+def test_the_index_at_fault_is_named(bad: int, threads: int) -> None:
+    """In vectors, on threads, and where index and size do not fit into what a kernel returns."""
+
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i] + 1
+
+    x, i = torch.randn(1000), torch.arange(1 << 16) % 1000
+    i[54321] = bad
+    with pytest.raises(IndexError) as eager:
+        f(x, i)
+    assert str(eager.value) == f"index {bad} is out of bounds for dimension 0 with size 1000"
+    with pytest.raises(IndexError) as caught:
+        compiled(f, options={"cpp.threads": threads, "parallel_threshold": 1})(x, i)
+    fits = abs(bad) < 1 << 45
+    said = f"index {bad} is out of bounds for a dimension with size 1000, in one of the operators of cpp_"
+    assert str(caught.value).startswith(said if fits else "an index is out of bounds in one of")
 
 
 def test_the_fault_names_operators_and_lines() -> None:
@@ -300,7 +324,7 @@ def broken(*_: Any) -> Any:
     ("stage", "function"),
     [
         ("lower", "lower"),
-        ("schedule", "schedule"),
+        ("schedule", "arrange"),
         ("codegen", "print_host"),
         ("compile", "link"),
     ],
@@ -325,7 +349,7 @@ def test_a_fault_of_a_stage(stage: str, function: str, monkeypatch: pytest.Monke
 def test_a_fault_with_dumps_names_the_command_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "schedule", broken)
+    monkeypatch.setattr(backend, "arrange", broken)
     with (
         hotloop.config.patch(debug=True, debug_dir=str(tmp_path)),
         pytest.raises(BackendCompilerFailed) as caught,

@@ -4,9 +4,9 @@ What comes in: kernels. What goes out: translation units, each with the vocabula
 kernel. What holds in between:
 
 * A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order, then the sizes that
-  vary as ``i64``, which are passed like pointers. It returns 0, or 1
-  where an index was out of range, or 2 where an integer was divided by zero; what it wrote is then
-  unspecified.
+  vary as ``i64``, which are passed like pointers. It returns 0, or what ``read_status`` reads: a key of
+  ``ERRORS`` in the lowest two bits, and where it fits the index and the size that do not go together. What
+  it wrote is then unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
 
 Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no
@@ -47,10 +47,15 @@ __all__ = [
     "print_functions",
     "print_kernel",
     "print_kernels",
+    "read_status",
 ]
 
-#: What a function's result means.
-ERRORS = {1: "index out of range", 2: "integer division or modulo by zero"}
+#: What the lowest bits of a function's result mean.
+ERRORS = {
+    1: "index out of range",
+    2: "integer division or modulo by zero",
+    3: "probability outside [0, 1]",
+}
 #: A translation unit holds at least this much text, so that starting the compiler pays.
 UNIT = 6000
 _BACKSLASH = "\\ "
@@ -123,6 +128,17 @@ def function_source(symbol: str, text: str) -> KernelSource:
     return KernelSource(symbol, text, frozenset(re.findall(r"\w+", text)) & vocabulary())
 
 
+def read_status(status: int) -> tuple[int, tuple[int, int] | None]:
+    """What the result of a function says: the error, and for an index out of range it and the size, if known.
+
+    The first one that a thread met counts. ``cpp_memory.h`` writes the bits: ``out_of_range``.
+    """
+    code, bits = status & 3, status >> 2 & 63
+    if code != 1 or not bits:
+        return code, None
+    return code, (status >> (8 + bits), (status >> 8) & ((1 << bits) - 1))
+
+
 def parameter_count(f: KernelSource) -> int:
     """How many pointers the function takes, read from its text."""
     match = re.search(rf'extern "C" i64 {f.symbol}\(([^)]*)\)', f.text)
@@ -155,7 +171,7 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
     printer.body(k.body)
     body = writer.lines()
     if any("&error" in line for line in body):
-        body = ["i32 error = 0;", *body, "return error;"]
+        body = ["i64 error = 0;", *body, "return error;"]
     else:
         body.append("return 0;")
     # A backslash at the end would make the next line part of the comment.

@@ -54,10 +54,12 @@ _INTEGRAL = ("floor", "ceil", "trunc", "round")  # of an integer: nothing to do
 
 @dataclass(frozen=True)
 class Local:
-    """A name that a statement defined: whether it holds one value a lane, and its spelling in each vector."""
+    """A name that a statement defined: whether it holds one value a lane, its spelling in each vector, and
+    the expression it stands for, if it is one."""
 
     vector: bool
     names: tuple[str, ...]
+    value: Expr | None = None
 
     def name(self, group: int) -> str:
         """The spelling in one of several vectors."""
@@ -393,9 +395,20 @@ class ExprPrinter:
             elif guard is not None:
                 test = f"any({guard.text})" if guard.vector else guard.text
                 text = f"{test} ? {text} : 0"
-            text = f"in_range({text}, {self.index().scalar(size).text}, &error)"
+            test = "in_range_wrapped" if self._wraps(payload) else "in_range"
+            text = f"{test}({text}, {self.index().scalar(size).text}, &error)"
         kind = "const" if not vector else f"{elem}x{self.lanes.count}"
         return self.bind(payload, Code(text, vector=vector), key, "i64" if kind == "const" else kind, "at")
+
+    def _wraps(self, payload: Expr) -> bool:
+        """Whether an index has its size added where it is negative: an error shows it without."""
+        known = self.locals.get(str(payload.attr)) if payload.op == "local" else None
+        if known is not None and known.value is not None:
+            return self._wraps(known.value)
+        if payload.op != "where":
+            return False
+        negative, wrapped, plain = payload.args
+        return negative.op == "lt" and wrapped.op == "add" and negative.args[0] is wrapped.args[0] is plain
 
     # --- operations -----------------------------------------------------------------------------------------
 

@@ -148,21 +148,30 @@ template <int W, class T, class M> HL reg<T, W> load_where(const T* p, M m) {
         return load<W>(part);
     }
 }
-// An index that must lie in 0 <= index < size: one outside is recorded in *error (1) and replaced by 0.
-template <class I> HL I in_range(I index, i64 size, i32* error) {
+// Records the first index that is out of range in *error, unless there is an error already: 1, then in 6 bits how
+// many bits the size takes, the size, and the index in the bits that are left; 1 alone where it does not fit.
+template <bool WRAPPED, class I> static __attribute__((noinline, cold)) void out_of_range(I index, i64 size, i64* error) {
+    i64 at = 0;
+    for (int k = 0; k < width<I>; k++) {
+        if constexpr (width<I> == 1) at = index; else at = index[k];
+        if (at < 0 || at >= size) break;
+    }
+    if (WRAPPED && at < 0) at -= size;
+    const int bits = size > 0 ? 64 - __builtin_clzll(u64(size)) : 1, room = 56 - bits;
+    const bool fits = room > 1 && at >> (room - 1) == at >> 63;
+    i64 none = 0, found = fits ? i64(u64(at) << (8 + bits) | u64(size) << 8 | u64(bits) << 2 | 1) : 1;
+    __atomic_compare_exchange_n(error, &none, found, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+// An index that must lie in 0 <= index < size: one outside is recorded in *error and replaced by 0, so that the access
+// that follows stays inside.
+template <bool WRAPPED, class I> HL I tested(I index, i64 size, i64* error) {
     auto bad = mask_or(index < splat<I>(0), index >= splat<I>(size));
-    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 1, __ATOMIC_RELAXED); index = select(bad, splat<I>(0), index); }
+    if (__builtin_expect(any(bad), 0)) { out_of_range<WRAPPED>(index, size, error); index = select(bad, splat<I>(0), index); }
     return index;
 }
-// Index checks of a whole vector: adds size to negative indices, and records an index out of range
-// in *error and replaces it by 0, so that the access that follows stays inside.
-template <class I> HL I checked_index(I index, i64 size, i32* error) {
-    I n = splat<I>(size);
-    I wrapped = select(index < splat<I>(0), index + n, index);
-    auto bad = mask_or(wrapped < splat<I>(0), wrapped >= n);
-    if (__builtin_expect(any(bad), 0)) { __atomic_store_n(error, 1, __ATOMIC_RELAXED); wrapped = select(bad, splat<I>(0), wrapped); }
-    return wrapped;
-}
+template <class I> HL I in_range(I index, i64 size, i64* error) { return tested<false>(index, size, error); }
+// The same of an index to which size was added where it was negative.
+template <class I> HL I in_range_wrapped(I index, i64 size, i64* error) { return tested<true>(index, size, error); }
 
 // @section transpose needs: memory
 // rows x columns elements, rows `stride` apart, turned: out[c * pitch + r] = p[r * stride + c].

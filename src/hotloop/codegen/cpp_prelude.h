@@ -588,18 +588,18 @@ template <class V> HL V bit_not(V a) { return V(~a); }
 // @section division needs: arith, round
 // Integer division never traps: a zero divisor is recorded in *error (2) and taken as 1, and the
 // lowest value divided by -1 wraps. trunc_div, fmod: the sign of a; floor_div, remainder: of b.
-template <class V> HL V safe_quotient(V a, V b, i32* error) {
+template <class V> HL V safe_quotient(V a, V b, i64* error) {
     auto zero = b == splat<V>(0);
-    if (__builtin_expect(any(zero), 0)) __atomic_store_n(error, 2, __ATOMIC_RELAXED);
+    if (__builtin_expect(any(zero), 0)) __atomic_store_n(error, i64(2), __ATOMIC_RELAXED);
     if constexpr (is_signed<elem<V>>) {
         auto minus = b == splat<V>(-1);
         V q = V(a / select(mask_or(zero, minus), splat<V>(1), b));
         return select(minus, neg(a), q);
     } else return V(a / select(zero, splat<V>(1), b));
 }
-template <class V> HL V trunc_div(V a, V b, i32* error) { return safe_quotient(a, b, error); }
-template <class V> HL V fmod(V a, V b, i32* error) { return sub(a, mul(safe_quotient(a, b, error), b)); }
-template <class V> HL V floor_div(V a, V b, i32* error) {
+template <class V> HL V trunc_div(V a, V b, i64* error) { return safe_quotient(a, b, error); }
+template <class V> HL V fmod(V a, V b, i64* error) { return sub(a, mul(safe_quotient(a, b, error), b)); }
+template <class V> HL V floor_div(V a, V b, i64* error) {
     V q = safe_quotient(a, b, error);
     if constexpr (!is_signed<elem<V>>) return q;
     else {
@@ -607,7 +607,7 @@ template <class V> HL V floor_div(V a, V b, i32* error) {
         return select(mask_and(r != splat<V>(0), (r ^ b) < splat<V>(0)), sub(q, splat<V>(1)), q);
     }
 }
-template <class V> HL V remainder(V a, V b, i32* error) {
+template <class V> HL V remainder(V a, V b, i64* error) {
     V r = fmod(a, b, error);
     if constexpr (!is_signed<elem<V>>) return r;
     else return select(mask_and(r != splat<V>(0), (r ^ b) < splat<V>(0)), add(r, b), r);

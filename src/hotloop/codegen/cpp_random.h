@@ -30,8 +30,8 @@ template <int HALF, class I> HL random_words<like<I, i32>> threefry(i64 key, I c
 
 // @section probability needs: masks
 // A probability: one outside [0, 1], or NaN, is recorded in *error (3).
-template <class V> HL V probability(V p, i32* error) {
+template <class V> HL V probability(V p, i64* error) {
     auto good = mask_and(p >= splat<V>(0), p <= splat<V>(1));
-    if (__builtin_expect(!all(good), 0)) __atomic_store_n(error, 3, __ATOMIC_RELAXED);
+    if (__builtin_expect(!all(good), 0)) __atomic_store_n(error, i64(3), __ATOMIC_RELAXED);
     return p;
 }

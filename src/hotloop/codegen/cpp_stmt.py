@@ -205,7 +205,7 @@ class StatementPrinter:
         kind = "auto" if mask else vector_type(s.value.dtype, v.lanes.count if code.vector else 1)
         self.writer.line(f"const {kind} {names[g]} = {code.text};")
         if g == groups - 1:
-            v.locals[s.name] = Local(code.vector, names)
+            v.locals[s.name] = Local(code.vector, names, s.value)
 
     def _scratch(self, s: Scratch) -> list[str]:
         """Declare a scratch array; what there is to do at the end of its body."""

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from hotloop import compat
-from hotloop.errors import HotloopError, IndexRangeError, IntegerDivisionError, ProbabilityError
+from hotloop.codegen.cpp import read_status
+from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError
 from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels
 from hotloop.runtime.pool import OutputPool, give_back
 
@@ -166,14 +167,16 @@ class Runtime:
     @staticmethod
     def fault(status: int, kernel: str, places: Sequence[str]) -> None:
         """Raise what eager raises for the fault that a kernel reports."""
-        at = "".join(f"\n  {place}" for place in places)
-        if status == 1:
-            raise IndexRangeError(f"index out of range in one of the operators of {kernel}:{at}")
-        if status == 2:
-            raise IntegerDivisionError(f"ZeroDivisionError in one of the operators of {kernel}:{at}")
-        if status == 3:
-            raise ProbabilityError(f"a probability outside [0, 1] in one of the operators of {kernel}:{at}")
-        raise HotloopError(f"kernel {kernel} failed with status {status}:{at}")
+        error, found = read_status(status)
+        at = f" in one of the operators of {kernel}:" + "".join(f"\n  {place}" for place in places)
+        if error == 1:
+            what = "an index is out of bounds"
+            if found is not None:
+                what = f"index {found[0]} is out of bounds for a dimension with size {found[1]},"
+            raise IndexRangeError(what + at)
+        if error == 2:
+            raise IntegerDivisionError("ZeroDivisionError" + at)
+        raise ProbabilityError("a probability is outside [0, 1]" + at)
 
 
 def load_program(text: str, filename: str, runtime: Runtime) -> Call:

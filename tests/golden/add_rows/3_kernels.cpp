@@ -13,7 +13,7 @@ extern "C" i64 cpp_scatter_mul_index_add_1(
         const f32* __restrict in0,
         const i64* __restrict in1,
         f32* __restrict out0) {
-    i32 error = 0;
+    i64 error = 0;
     for (i64 i0b = 0; i0b < 3; i0b++) {
         for (i64 i1 = 0; i1 < 64; i1++) {
             const i64 t0 = in1[i1];

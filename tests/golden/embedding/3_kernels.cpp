@@ -3,7 +3,7 @@ extern "C" i64 cpp_fused_embedding_mul_0(
         const i64* __restrict in0,
         const f32* __restrict in1,
         f32* __restrict out0) {
-    i32 error = 0;
+    i64 error = 0;
 #pragma omp parallel for schedule(static)
     for (i64 i0 = 0; i0 < 64; i0++) {
         for (i64 i1 = 0; i1 < 128; i1++) {
