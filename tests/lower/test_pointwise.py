@@ -401,3 +401,10 @@ def test_one_operation_for_each_operator() -> None:
         "aten.mul.Tensor",
         "aten.add.Tensor",
     ]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_mantissas_and_exponents(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).tiny
+    x = torch.cat([floats(dtype).flatten(), torch.tensor([tiny, -tiny / 2, tiny / 8, 3 * tiny], dtype=dtype)])
+    check(lambda x: tuple(torch.frexp(x)), x, exact=True)

@@ -22,6 +22,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "mm of nothing": (torch.mm, ((5, 0), (0, 4))),
     "mm, transposed": (lambda x, y: x.t() @ y.t(), ((7, 5), (4, 7))),
     "bmm": (torch.bmm, ((3, 5, 7), (3, 7, 4))),
+    "bilinear": (F.bilinear, ((6, 4), (6, 5), (3, 4, 5), (3,))),
     "mv": (torch.mv, ((5, 7), (7,))),
     "dot": (torch.dot, ((9,), (9,))),
     "addmm": (lambda c, x, y: torch.addmm(c, x, y, beta=2, alpha=3), ((4,), (5, 7), (7, 4))),

@@ -539,6 +539,24 @@ def spherical_bessel_j0(x: Expr) -> Expr:
     return ex.where(ex.call("isinf", x), like(x, 0), value)
 
 
+def frexp(x: Expr) -> tuple[Expr, Expr]:
+    """``(m, e)`` with ``x == m 2**e`` and ``m`` in [0.5, 1); zeros, infinities and NaN stay, with 0."""
+    wide = x.dtype is torch.float64
+    bits, digits, bias = (torch.int64, 52, 1022) if wide else (torch.int32, 23, 126)
+    whole = isnan(x)
+    for value in (0.0, math.inf, -math.inf):
+        whole = either(whole, eq(x, like(x, value)))
+    tiny = lt(absolute(x), like(x, 2.0**-bias))  # subnormal
+    pattern = ex.bitcast(ex.where(tiny, times(x, like(x, 2.0**digits)), x), bits)
+    field = ex.const((2 * bias + 3) << digits, bits)
+    exponent = ex.call("shr", ex.call("bitwise_and", pattern, field), ex.const(digits, bits))
+    shift = ex.where(tiny, ex.const(bias + digits, bits), ex.const(bias, bits))
+    rest = ex.call("bitwise_and", pattern, ex.call("bitwise_not", field))
+    mantissa = ex.bitcast(ex.call("bitwise_or", rest, ex.const(bias << digits, bits)), x.dtype)
+    none = ex.const(0, torch.int32)
+    return ex.where(whole, x, mantissa), ex.where(whole, none, ex.cast(minus(exponent, shift), torch.int32))
+
+
 def sinc(x: Expr) -> Expr:
     product = times(like(x, math.pi), x)
     return ex.where(eq(x, like(x, 0)), like(x, 1), over(ex.call("sin", product), product))

@@ -29,6 +29,7 @@ from hotloop.ir.loops import Extern, LoopProgram, Measure, Pointwise, ViewRef, p
 
 from . import (
     creation,
+    distances,
     extern,
     indexing,
     patches,
@@ -51,6 +52,7 @@ __all__ = ["RULES", "lower"]
 RULES: Mapping[Any, Rule] = {
     **pointwise.RULES,
     **reductions.RULES,
+    **distances.RULES,
     **views.RULES,
     **indexing.RULES,
     **scans.RULES,

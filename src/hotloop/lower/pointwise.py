@@ -407,6 +407,14 @@ def _log_sigmoid_forward(b: Builder, node: torch.fx.Node, x: View) -> Any:
     return first, store(b, scratch, fm.exp(fm.neg(fm.absolute(x_at))))
 
 
+def _frexp(b: Builder, node: torch.fx.Node, x: View) -> Any:
+    out, exponents = node.meta["val"]
+    if x.dtype not in DTYPES or not x.dtype.is_floating_point:
+        return NotImplemented
+    mantissa, exponent = fm.frexp(operand(x, loop_vars("i", out.shape), x.dtype))
+    return store(b, out, mantissa), store(b, exponents, exponent)
+
+
 def _neg_view(b: Builder, node: torch.fx.Node, x: View) -> Any:
     return _NEG.apply(b, node, [x])
 
@@ -453,6 +461,7 @@ def _special() -> dict[str, Rule]:
         # A lazy negative shows other numbers than its memory holds: here it is one that is computed.
         "_neg_view": _neg_view,
         "nextafter": _nextafter,
+        "frexp": _frexp,
         "polygamma": _polygamma,
         "div": _div,
         "floor_divide": _floor_divide,

@@ -148,6 +148,38 @@ def _addr(b: Builder, node: Node, c: View, x: View, y: View, *, beta: Any = 1, a
     return _added(b, like, c, outer, beta, alpha)
 
 
+def _trilinear(
+    b: Builder, node: Node, x: View, y: View, z: View, expand_x: Sequence[int], expand_y: Sequence[int],
+    expand_z: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Any:  # fmt: skip
+    """The sum along some dimensions of a product of three tensors, each with dimensions of its own."""
+    like = result(node)
+    count = x.ndim + len(expand_x)
+    full: list[IndexLike] = [1] * count
+    own = []
+    for t, gone in ((x, expand_x), (y, expand_y), (z, expand_z)):
+        dims = [d for d in range(count) if d not in gone]
+        own.append(dims)
+        full = [n if n != 1 or d not in dims else t.sizes[dims.index(d)] for d, n in enumerate(full)]
+    summed = sorted(sumdim)
+    terms = [full[d] for d in summed]
+    if not _taken(b, like, sz.product(terms), x, y, z) or not like.dtype.is_floating_point:
+        return NotImplemented
+    total = _total(like.dtype)
+
+    def term(v: Vars, r: Vars) -> Expr:
+        reduced, kept = iter(r), iter(v)
+        point = [next(reduced) if d in summed else next(kept) for d in range(count)]
+        factors = (
+            ex.cast(element(t, tuple(point[d] for d in dims)), total)
+            for t, dims in zip((x, y, z), own, strict=True)
+        )
+        first, second, third = factors
+        return ex.call("mul", ex.call("mul", first, second), third)
+
+    return b.reduce(tuple(like.shape), terms, "sum", like.dtype, term, like)
+
+
 # --- convolutions -------------------------------------------------------------------------------------------
 
 
@@ -223,5 +255,6 @@ RULES: dict[Any, Rule] = {
     aten.baddbmm.default: _product_added,
     aten.addbmm.default: _addbmm,
     aten.addr.default: _addr,
+    aten._trilinear.default: _trilinear,
     aten.convolution.default: _convolution,
 }

@@ -5,7 +5,7 @@ pointwise step after them where the result is not the reduction itself (mean, va
 between: bfloat16 and float16 are reduced in float32 and rounded once, integers and bools are summed in int64,
 and a case that a rule cannot do returns ``NotImplemented``, which makes it a call through PyTorch.
 
-The next file is ``views.py``.
+The next file is ``distances.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hotloop.ir.index import Index, IndexLike
 from .builder import Builder, Rule, Tensor, View
 from .symbols import is_tensor
 
-__all__ = ["RULES", "SUPPORTED", "compute_dtype", "compute_value", "result", "uses"]
+__all__ = ["RULES", "SUPPORTED", "compute_dtype", "compute_value", "result", "uses", "vector_norm"]
 
 aten = torch.ops.aten
 
@@ -392,7 +392,7 @@ def _deviation_unbiased(root: bool, with_mean: bool) -> Rule:
 # --- norms --------------------------------------------------------------------------------------------------
 
 
-def _vector_norm(
+def vector_norm(
     b: Builder,
     node: torch.fx.Node,
     x: View,
@@ -402,7 +402,10 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """``(sum |x|**ord)**(1/ord)``, with the limits for ord 0, inf and -inf. Overflows where eager's does."""
+    """A norm along dimensions: ``(sum |x|**ord)**(1/ord)``, with the limits for ord 0, inf and -inf.
+
+    It overflows where eager's does.
+    """
     out = result(node)
     if x.dtype not in SUPPORTED or not x.dtype.is_floating_point or out.dtype not in SUPPORTED:
         return NotImplemented
@@ -430,21 +433,6 @@ def _vector_norm(
     return _finish(b, powers, lambda m: ex.call("pow", m, _number(1.0 / p, m)), out)
 
 
-def _dist(b: Builder, node: torch.fx.Node, x: View, y: View, p: float = 2) -> Any:
-    """The norm of a difference that broadcasts."""
-    out = result(node)
-    if not {x.dtype, y.dtype} <= {out.dtype} or x.numel == 0 or y.numel == 0:
-        return NotImplemented
-    if not sz.is_static((*x.sizes, *y.sizes)):
-        return NotImplemented
-    sizes = tuple(torch.broadcast_shapes(x.sizes, y.sizes))  # type: ignore[no-untyped-call]
-    wide_x, wide_y = x.expand(sizes), y.expand(sizes)
-    difference = b.pointwise(
-        sizes, out.dtype, lambda v: ex.call("sub", compute_value(wide_x.at(v)), compute_value(wide_y.at(v)))
-    )
-    return _vector_norm(b, node, difference, p)
-
-
 def _norm(
     b: Builder,
     node: torch.fx.Node,
@@ -455,11 +443,11 @@ def _norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    return _vector_norm(b, node, x, 2 if p is None else p, dim, keepdim)
+    return vector_norm(b, node, x, 2 if p is None else p, dim, keepdim)
 
 
 def _norm_dtype(b: Builder, node: torch.fx.Node, x: View, p: float | None = 2, *, dtype: torch.dtype) -> Any:
-    return _vector_norm(b, node, x, 2 if p is None else p)
+    return vector_norm(b, node, x, 2 if p is None else p)
 
 
 def _logsumexp(
@@ -496,7 +484,6 @@ RULES: dict[Any, Rule] = {
     aten.nansum.default: _sum_like("sum", _without_nan),
     aten.mean.default: _mean_all,
     aten.mean.dim: _mean,
-    aten.dist.default: _dist,
     aten.count_nonzero.default: _count_nonzero,
     aten.count_nonzero.dim_IntList: _count_nonzero,
     aten.amax.default: _amax("max"),
@@ -526,7 +513,7 @@ RULES: dict[Any, Rule] = {
     aten.var_mean.dim: _deviation_unbiased(root=False, with_mean=True),
     aten.std_mean.default: _deviation_unbiased(root=True, with_mean=True),
     aten.std_mean.dim: _deviation_unbiased(root=True, with_mean=True),
-    aten.linalg_vector_norm.default: _vector_norm,
+    aten.linalg_vector_norm.default: vector_norm,
     aten.norm.Scalar: _norm,
     aten.norm.ScalarOpt_dim: _norm,
     aten.norm.ScalarOpt_dim_dtype: _norm,
