@@ -47,13 +47,13 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Schedule]]:
     """What is scheduled while the test runs."""
     torch._dynamo.reset()
     found: list[Schedule] = []
-    original = backend.schedule
+    original = backend.settle
 
     def schedule(*args: Any) -> Schedule:
         found.append(original(*args))
         return found[-1]
 
-    monkeypatch.setattr(backend, "schedule", schedule)
+    monkeypatch.setattr(backend, "settle", schedule)
     yield found
     torch._dynamo.reset()
 

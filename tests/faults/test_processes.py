@@ -314,7 +314,7 @@ def test_threads_meet_a_failing_compile_at_once(monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> Any:
         raise KeyError("a fault inside")
 
-    monkeypatch.setattr(backend, "schedule", broken)
+    monkeypatch.setattr(backend, "settle", broken)
     g = torch.compile(scaled(0.37), backend="hotloop", options={"on_error": "eager"})
     x, results = torch.randn(4, 9), []
     threads = [threading.Thread(target=lambda: results.append(g(x))) for _ in range(6)]

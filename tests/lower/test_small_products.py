@@ -22,7 +22,6 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "mm of nothing": (torch.mm, ((5, 0), (0, 4))),
     "mm, transposed": (lambda x, y: x.t() @ y.t(), ((7, 5), (4, 7))),
     "bmm": (torch.bmm, ((3, 5, 7), (3, 7, 4))),
-    "bilinear": (F.bilinear, ((6, 4), (6, 5), (3, 4, 5), (3,))),
     "mv": (torch.mv, ((5, 7), (7,))),
     "dot": (torch.dot, ((9,), (9,))),
     "addmm": (lambda c, x, y: torch.addmm(c, x, y, beta=2, alpha=3), ((4,), (5, 7), (7, 4))),
@@ -65,6 +64,12 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] 
 def test_small_convolutions_are_loops(name: str, dtype: torch.dtype) -> None:
     f, sizes = CONVOLUTIONS[name]
     check(f, *(torch.randn(s).to(dtype) for s in sizes))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bilinear_forms(dtype: torch.dtype) -> None:
+    sizes = ((6, 4), (6, 5), (3, 4, 5), (3,))
+    check(F.bilinear, *(torch.randn(s).to(dtype) for s in sizes))
 
 
 def test_larger_ones_are_a_librarys() -> None:

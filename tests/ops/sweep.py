@@ -126,14 +126,14 @@ def compiled(
 def _calls_through_pytorch() -> Iterator[list[str]]:
     """The operators that graphs compiled inside call through PyTorch."""
     found: list[str] = []
-    schedule = backend.schedule
+    schedule = backend.settle
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         plan = schedule(*args, **kwargs)
         found.extend(_operator(s.target) for s in plan.steps if isinstance(s, Extern))
         return plan
 
-    with mock.patch.object(backend, "schedule", watched):
+    with mock.patch.object(backend, "settle", watched):
         yield found
 
 

@@ -30,14 +30,14 @@ AT = torch.tensor([5])
 def schedules(fn: Function, *inputs: Tensor) -> list[Schedule]:
     """What a compile of ``fn`` makes on its way."""
     made: list[Schedule] = []
-    own = backend.schedule
+    own = backend.settle
 
     def keep(*args: Any, **kwargs: Any) -> Schedule:
         made.append(own(*args, **kwargs))
         return made[-1]
 
     torch.compiler.reset()
-    with mock.patch.object(backend, "schedule", keep):
+    with mock.patch.object(backend, "settle", keep):
         torch.compile(fn, backend="hotloop", fullgraph=True)(*(x.clone() for x in inputs))
     return made
 

@@ -86,9 +86,8 @@ def _masked_scatter(b: Builder, node: Node, x: View, mask: View, source: View) -
     sizes = tuple(like.shape)
     whole, chosen = x.expand(sizes), mask.expand(sizes)
     row, given = chosen.reshape((chosen.numel,)), source.reshape((source.numel,))
-    counts = b.scan(row.sizes, 0, "sum", torch.int64, lambda v: ex.cast(row.at(v), torch.int64)).reshape(
-        sizes
-    )
+    so_far = b.scan(row.sizes, 0, "sum", torch.int64, lambda v: ex.cast(row.at(v), torch.int64))
+    counts = so_far.reshape(sizes)
 
     def element(v: Any) -> Expr:
         at = ex.call("sub", counts.at(v), ex.const(1, torch.int64))
