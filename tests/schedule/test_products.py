@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +15,28 @@ from torch.nn import functional as F
 from hotloop import backend, compat
 from hotloop.config import Config
 from hotloop.dumps import Log
+from hotloop.errors import OptionError
 from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.ir.interpret_kernel import run_schedule
 from hotloop.ir.kernel import KernelCall, Multiply, Schedule, statements
-from hotloop.ir.panels import pack_panels, panel_count
+from hotloop.ir.panels import PRODUCT_DTYPES, pack_panels, panel_count, panel_group, panel_sizes
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
-from hotloop.schedule.products import TILES, tile_shape
+from hotloop.runtime.toolchain import choose_simd
 from hotloop.schedule.schedule import schedule
+from hotloop.schedule.tiles import TILES, tile_shapes
 from judge import assert_as_accurate, reference_of
 
 LEVELS = sorted(TILES)
+
+
+def can_run(level: str) -> bool:
+    """Whether this processor has a level."""
+    try:
+        return choose_simd(level) == level
+    except OptionError:
+        return False
 
 
 def planned(
@@ -68,6 +80,11 @@ def steps(made: Schedule) -> list[str]:
     return out
 
 
+def exact(model: nn.Module, *inputs: torch.Tensor) -> Callable[[], Any]:
+    """What the model gives with all that it is made of in float64."""
+    return reference_of(copy.deepcopy(model).double(), *inputs)
+
+
 def check(model: nn.Module, *inputs: torch.Tensor, kernels: list[str] | None = None, **more: Any) -> Schedule:
     """The interpreter and the machine both give eager's result; the schedule has these steps."""
     model = model.eval().requires_grad_(False)
@@ -76,7 +93,7 @@ def check(model: nn.Module, *inputs: torch.Tensor, kernels: list[str] | None = N
         assert steps(made) == kernels, str(made)
     expected = model(*inputs)
     expected = list(expected) if isinstance(expected, tuple) else [expected]
-    reference = reference_of(model, *inputs)
+    reference = exact(model, *inputs)
     assert_as_accurate(run_schedule(made, args, arena=True), expected, reference)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="hotloop", dynamic=False, fullgraph=True)
@@ -89,13 +106,15 @@ def check(model: nn.Module, *inputs: torch.Tensor, kernels: list[str] | None = N
 
 
 def test_panels_hold_the_matrix_and_zeros() -> None:
-    matrix = torch.randn(5, 7)
-    for width in (1, 3, 7, 8):
-        for m in (matrix, torch.randn(7, 5).t()):
-            panels = pack_panels(m, width)
-            assert panels.shape == (panel_count(7, width), 5, width)
-            joined = panels.transpose(0, 1).reshape(5, -1)
-            assert torch.equal(joined[:, :7], m) and not joined[:, 7:].any()
+    for dtype, width, multiple in itertools.product(PRODUCT_DTYPES, (1, 3, 7, 8), (1, 4)):
+        for m in (torch.randn(5, 7).to(dtype), torch.randn(7, 5).to(dtype).t()):
+            sizes = panel_sizes(5, 7, width, dtype, multiple)
+            panels = pack_panels(m, sizes)
+            assert panels.shape == sizes and panels.is_contiguous() and len(panels) == panel_count(7, width)
+            group = panel_group(dtype)
+            rows = panels.unflatten(2, (width, group)).permute(1, 3, 0, 2).reshape(sizes[1] * group, -1)
+            assert torch.equal(rows[:5, :7], m) and rows.count_nonzero() == m.count_nonzero()
+            assert len(rows) == -(-5 // max(multiple, group)) * max(multiple, group)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -103,10 +122,13 @@ def test_tiles_cover_rows_evenly(level: str) -> None:
     lanes, shapes = TILES[level]
     for m in (1, 2, 7, 8, 9, 42, 128, 197):
         for n in (8, 16, 48, 100, 768, 50257):
-            rows, width = tile_shape(m, n, level)
-            assert 1 <= rows <= m and width % lanes == 0
-            most = next(r for r, count, _ in shapes if lanes * count == width)
-            assert rows <= most and -(-m // rows) == -(-m // most)
+            for rows, width in tile_shapes(m, n, level):
+                assert 1 <= rows <= m and width % lanes == 0
+                most = next(r for r, count, _ in shapes if lanes * count == width)
+                assert rows <= most and -(-m // rows) == -(-m // most)
+
+
+dtypes = pytest.mark.parametrize("dtype", PRODUCT_DTYPES, ids=["float32", "bfloat16", "float16"])
 
 
 SIZES = [
@@ -115,21 +137,98 @@ SIZES = [
 ]  # fmt: skip
 
 
+@dtypes
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
-def test_sizes(m: int, k: int, n: int, bias: bool) -> None:
-    check(nn.Linear(k, n, bias), torch.randn(m, k), kernels=["product"])
+def test_sizes(m: int, k: int, n: int, bias: bool, dtype: torch.dtype) -> None:
+    check(nn.Linear(k, n, bias).to(dtype), torch.randn(m, k).to(dtype), kernels=["product"])
 
 
+@dtypes
 @pytest.mark.parametrize("threads", [1, 3, 16])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("m", "k", "n"), [(37, 20, 100), (8, 20, 16), (100, 9, 8), (3, 11, 130)])
-def test_every_level_and_number_of_threads(m: int, k: int, n: int, level: str, threads: int) -> None:
-    model = nn.Sequential(nn.Linear(k, n), nn.GELU()).eval().requires_grad_(False)
-    x = torch.randn(m, k)
+def test_every_level_and_number_of_threads(
+    m: int, k: int, n: int, level: str, threads: int, dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Linear(k, n), nn.GELU()).to(dtype).eval().requires_grad_(False)
+    x = torch.randn(m, k).to(dtype)
     made, args = planned(model, x, level=level, threads=threads)
     assert steps(made) == ["product"]
-    assert_as_accurate(run_schedule(made, args, arena=True), [model(x)], reference_of(model, x))
+    assert_as_accurate(run_schedule(made, args, arena=True), [model(x)], exact(model, x))
+
+
+@dtypes
+@pytest.mark.parametrize("level", [level for level in LEVELS if can_run(level)])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 100, 50), (5, 385, 64), (50, 33, 100), (400, 61, 48)])
+def test_every_level_that_this_processor_has(m: int, k: int, n: int, level: str, dtype: torch.dtype) -> None:
+    model = nn.Linear(k, n).to(dtype).eval().requires_grad_(False)
+    x = torch.randn(m, k).to(dtype)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="hotloop", options={"cpp.simd": level})
+    with torch.no_grad():
+        assert_as_accurate(compiled(x), model(x), exact(model, x))
+
+
+@dtypes
+def test_rows_that_vary(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(50, 70), nn.ReLU(), nn.Linear(70, 30)).to(dtype)
+    model = model.eval().requires_grad_(False)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="hotloop", dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for m in (9, 2, 3, 8, 15, 16, 160, 161, 333, 1000):
+            x = torch.randn(m, 50).to(dtype)
+            assert_as_accurate(compiled(x), model(x), exact(model, x))
+
+
+@dtypes
+@pytest.mark.parametrize(("m", "k"), [(1, 7), (3, 33), (40, 5)])
+def test_what_lies_behind_the_left_operand_is_not_multiplied(m: int, k: int, dtype: torch.dtype) -> None:
+    """Rows of a number of elements that fills no group end before what is no number."""
+    model = nn.Linear(k + 4, 40, bias=False).to(dtype).requires_grad_(False)
+    model.weight = nn.Parameter(model.weight[:, :k].clone(), requires_grad=False)
+    memory = torch.full((m, k + 1), float("nan")).to(dtype)
+    memory[:, :k] = torch.randn(m, k)
+    x = memory[:, :k]
+    check(model, x, kernels=["product"] if k >= 8 else None)
+
+
+@dtypes
+def test_infinities_and_nan_come_through(dtype: torch.dtype) -> None:
+    model = nn.Linear(33, 48, bias=False).to(dtype).requires_grad_(False)
+    x = torch.randn(5, 33).to(dtype)
+    x[1, 32], x[3, 7] = float("inf"), float("nan")
+    check(model, x, kernels=["product"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_epilogue_sees_sums_that_are_not_rounded(dtype: torch.dtype) -> None:
+    """As ``docs/numerics.md`` says: rounded once, in the end."""
+    torch.manual_seed(0)
+    model = Block(lambda p, x: (F.linear(x, p.w, p.b) * 3 - 1).sigmoid(), w=(48, 64), b=(48,)).to(dtype)
+    model.requires_grad_(False)
+    x = torch.randn(30, 64).to(dtype)
+    check(model, x, kernels=["product"])
+    truth = exact(model, x)().to(dtype)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="hotloop")
+    with torch.no_grad():
+        assert (compiled(x) == truth).float().mean() > 0.995 > (model(x) == truth).float().mean()
+        eager = torch.compile(model, backend="hotloop", options={"precision": "eager"})
+        torch.compiler.reset()
+        assert_as_accurate(eager(x), model(x), exact(model, x))
+
+
+@dtypes
+def test_a_jump_in_the_epilogue_sees_rounded_values(dtype: torch.dtype) -> None:
+    def f(p: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x @ p.w
+        return torch.where(y.round() == y, y + 1, y.floor())
+
+    model = Block(f, w=(24, 40))
+    model.w = nn.Parameter(torch.randint(-2, 3, (24, 40)) * 0.5, requires_grad=False)
+    check(model.to(dtype), torch.randint(-3, 4, (10, 24)).to(dtype))
 
 
 class Block(nn.Module):
@@ -145,19 +244,22 @@ class Block(nn.Module):
         return self.f(self, *inputs)
 
 
-def test_swiglu_runs_in_as_many_kernels_as_it_has_products() -> None:
+@dtypes
+def test_swiglu_runs_in_as_many_kernels_as_it_has_products(dtype: torch.dtype) -> None:
     def f(p: Any, x: torch.Tensor) -> torch.Tensor:
         return F.linear(F.silu(F.linear(x, p.gate)) * F.linear(x, p.up), p.down) + x
 
     model = Block(f, gate=(100, 32), up=(100, 32), down=(32, 100))
-    check(model, torch.randn(2, 9, 32), kernels=["product", "product", "product"])
+    check(model.to(dtype), torch.randn(2, 9, 32).to(dtype), kernels=["product", "product", "product"])
 
 
-def test_gelu_block_with_residual() -> None:
+@dtypes
+def test_gelu_block_with_residual(dtype: torch.dtype) -> None:
     def f(p: Any, x: torch.Tensor) -> torch.Tensor:
         return F.linear(F.gelu(F.linear(x, p.w1, p.b1)), p.w2) + x
 
-    check(Block(f, w1=(100, 32), b1=(100,), w2=(32, 100)), torch.randn(3, 7, 32), kernels=["product"] * 2)
+    model = Block(f, w1=(100, 32), b1=(100,), w2=(32, 100)).to(dtype)
+    check(model, torch.randn(3, 7, 32).to(dtype), kernels=["product"] * 2)
 
 
 def test_a_weight_that_lies_as_it_is_multiplied() -> None:
@@ -169,7 +271,9 @@ def test_a_weight_that_lies_as_it_is_multiplied() -> None:
 
 @pytest.mark.parametrize("size", [(40,), (1, 40), (10, 40), (10, 1), (1,), (), (1, 1)])
 def test_biases_that_broadcast(size: tuple[int, ...]) -> None:
-    check(Block(lambda p, x: torch.addmm(p.b, x, p.w), w=(24, 40), b=size), torch.randn(10, 24))
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Block(lambda p, x: torch.addmm(p.b, x, p.w), w=(24, 40), b=size).to(dtype)
+        check(model, torch.randn(10, 24).to(dtype))
 
 
 def test_several_results_and_a_product_that_leaves_the_graph() -> None:
@@ -216,7 +320,7 @@ def test_one_weight_used_twice_is_packed_once() -> None:
     assert sum(b.packs is not None for b in made.program.buffers.values()) == 1
 
 
-def test_what_is_not_float32_or_no_parameter_is_left_to_the_library() -> None:
+def test_what_is_float64_or_no_parameter_is_left_to_the_library() -> None:
     double = nn.Linear(24, 40).double()
     check(double, torch.randn(10, 24).double(), kernels=["aten.addmm.default"])
     check(Block(lambda p, x, w: x @ w), torch.randn(10, 24), torch.randn(24, 40), kernels=["aten.mm.default"])
@@ -262,6 +366,7 @@ def test_a_weight_that_the_graph_writes_is_not_packed() -> None:
     torch.testing.assert_close(model.w, other.w)
 
 
-def test_long_sums_are_as_accurate_as_eagers() -> None:
+@dtypes
+def test_long_sums_are_as_accurate_as_eagers(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check(nn.Linear(8000, 48), torch.randn(4, 8000) + 1, kernels=["product"])
+    check(nn.Linear(8000, 48).to(dtype), (torch.randn(4, 8000) + 1).to(dtype), kernels=["product"])

@@ -49,6 +49,7 @@ template <class A> constexpr bool same<A, A> = true;
 template <class T> constexpr bool is_float = same<T, f32> || same<T, f64>;
 template <class T> constexpr bool is_small_float = same<T, bf16> || same<T, f16>;
 template <class T> constexpr bool is_signed = T(-1) < T(0);
+template <int N> struct number { static constexpr int value = N; };
 template <int BYTES> struct ints;
 template <> struct ints<1> { typedef i8 s; typedef u8 u; };
 template <> struct ints<2> { typedef i16 s; typedef u16 u; };

@@ -230,8 +230,10 @@ class StatementPrinter:
         at, start = (self.values.index().scalar(i).at(ADD) for i in (s.at, s.start))
         left = s.left if at == "0" else f"{s.left} + {at}"
         panel = s.panel if start == "0" else f"{s.panel} + {start}"
-        shape = f"{s.rows}, {s.columns}, {s.BLOCK}"
-        self.writer.line(f"multiply<{shape}>({left}, {s.stride}, {panel}, {s.depth}, {s.tile});")
+        rest = -1 if s.rest is None else s.rest
+        shape = f"{s.height}, {s.columns}, {rest}, {s.most}, {s.BLOCK}"
+        rows = self.values.index().scalar(ix.as_index(s.rows)).text
+        self.writer.line(f"multiply<{shape}>({left}, {s.stride}, {rows}, {panel}, {s.depth}, {s.tile});")
         self.values.forget(s.tile)
 
     # --- accumulators ---------------------------------------------------------------------------------------

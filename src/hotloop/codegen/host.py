@@ -185,7 +185,7 @@ class _Host:
     def pack(self, b: Buffer) -> None:
         """The panels of a weight, named for the rest of the call so that they outlive it."""
         assert b.packs is not None
-        numbers = f"{_tuple(b.packs.sizes)}, {_tuple(b.packs.strides)}, {b.sizes[2]}"
+        numbers = f"{_tuple(b.packs.sizes)}, {_tuple(b.packs.strides)}, {_tuple(b.sizes)}"
         self.setup[f"pack_{b.name}"] = f"rt.panels({numbers})"
         self.body.append(f"{b.name} = pack_{b.name}({self.base_tensor(b.packs.buffer)})")
         self.body.append(f"p_{b.name} = {b.name}.data_ptr()")

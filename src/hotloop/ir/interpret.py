@@ -216,7 +216,7 @@ def prepare(p: LoopProgram, inputs: Sequence[Tensor | Number]) -> Memory:
         memory.bind(name, t.detach())
     for b in p.buffers.values():
         if b.packs is not None:
-            memory.bind(b.name, pack_panels(memory.view_ref(b.packs), int(ix.as_index(b.sizes[2]).value)))
+            memory.bind(b.name, pack_panels(memory.view_ref(b.packs), memory.sizes(b.sizes)))
     return memory
 
 

@@ -53,6 +53,7 @@ from .kernel import (
     Store,
     statements,
 )
+from .panels import panel_group
 
 __all__ = ["RaceError", "run_kernel", "run_schedule"]
 
@@ -314,30 +315,27 @@ class _KernelRun:
         memory[position.expand(shape)[mask]] = value.expand(shape)[mask]
 
     def _multiply(self, s: Multiply) -> None:
-        """All tiles of all iterations at once: a batch of matrix products."""
-        r, k, c = (torch.arange(n) for n in (s.rows, s.depth, s.columns))
-        at, start = (self._index(i).expand(self._lead()).flatten() for i in (s.at, s.start))
-        guard = None if self._guard is None else self._guard.expand(self._lead()).flatten()
-        operands = []
-        for name, base, inner in (
-            (s.left, at, s.stride * r[:, None] + k),
-            (s.panel, start, s.columns * k[:, None] + c),
-        ):
-            position = base[:, None, None] + inner
-            live = None if guard is None else guard[:, None, None]
-            operands.append(gather(self._buffers[name], position, live, s))
-        product = torch.zeros(len(at), s.rows, s.columns)
+        """All blocks of all iterations at once: a batch of matrix products."""
+        r, k, c = (torch.arange(n) for n in (s.most, s.depth, s.columns))
+        lead = self._lead()
+        at, start, rows = (self._index(i).expand(lead).flatten() for i in (s.at, s.start, s.rows))
+        if self._guard is not None:
+            rows = torch.where(self._guard.expand(lead).flatten(), rows, 0)
+        group = panel_group(self._buffers[s.panel].dtype)
+        inside = s.columns * (k - k % group)[:, None] + group * c + (k % group)[:, None]
+        live = r < rows[:, None]
+        left = at[:, None, None] + s.stride * r[:, None] + k
+        panel = start[:, None, None] + inside
+        x = gather(self._buffers[s.left], left, live[:, :, None], s).float()
+        y = gather(self._buffers[s.panel], panel, (rows > 0)[:, None, None], s).float()
+        product = torch.zeros(len(at), s.most, s.columns)
         for first in range(0, s.depth, s.BLOCK):
             block = slice(first, first + s.BLOCK)
-            product += operands[0][:, :, block] @ operands[1][:, block]
-        tile = (s.columns * r[:, None] + c).flatten()
-        for number, (value, live) in enumerate(
-            zip(product.flatten(1), guard if guard is not None else [True] * len(at), strict=True)
-        ):
-            if live:
-                _, depth, memory = self._scratch[s.tile]
-                assert depth == len(self._frames)
-                memory[number * s.rows * s.columns + tile] = value
+            product += x[:, :, block] @ y[:, block]
+        _, depth, memory = self._scratch[s.tile]
+        assert depth == len(self._frames)
+        tiles = memory.view(len(at), s.most, s.columns)
+        tiles[live] = product[live]
 
     def _lead(self) -> list[int]:
         """How many iterations of each loop around are run at once."""

@@ -120,13 +120,16 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A tile of a matrix product, into a scratch array.
+    """A block of a matrix product, into a float32 scratch array of ``most`` times ``columns`` elements.
 
     For ``r < rows`` and ``c < columns``, ``tile[columns * r + c]`` is the sum over ``k < depth`` of
-    ``left[at + stride * r + k] * panel[start + columns * k + c]``.
+    ``left[at + stride * r + k]`` times element (k, c) of the panel that begins at ``panel[start]`` (see
+    ``panels.py``).
 
-    ``left`` and ``panel`` are float32 parameters; partial sums of ``Multiply.BLOCK`` terms are added up, so
-    that rounding errors do not grow with the depth.
+    ``left`` and ``panel`` are parameters of one dtype; products and sums are float32, and partial sums of
+    ``Multiply.BLOCK`` terms are added up, so that rounding errors do not grow with the depth. ``height``
+    rows are computed at once, by a ``method`` of ``METHODS``; ``rest``: the rows that are left over then, or
+    ``None`` where they vary.
     """
 
     tile: str
@@ -135,11 +138,17 @@ class Multiply:
     stride: int
     panel: str
     start: Index
-    rows: int
+    rows: IndexLike
+    most: int
     columns: int
     depth: int
+    height: int
+    rest: int | None
+    method: str = "fma"
 
     BLOCK: ClassVar[int] = 384
+    #: ``fma``: products of float32, to which other dtypes are widened.
+    METHODS: ClassVar[tuple[str, ...]] = ("fma",)
 
 
 Stmt = Loop | Let | Init | Accumulate | Store | Scratch | Multiply
@@ -282,9 +291,10 @@ def _body_text(body: tuple[Stmt, ...], pad: str, lines: list[str]) -> None:
             lines.append(f"{pad}{s.buffer}[{s.index!r}] = {s.value!r}")
         elif isinstance(s, Multiply):
             left = f"{s.left}[{s.at!r} + {s.stride}r + k]"
-            panel = f"{s.panel}[{s.start!r} + {s.columns}k + c]"
+            panel = f"{s.panel}[{s.start!r} + (k, c)]"
             tile = f"{s.tile}[r<{s.rows}, c<{s.columns}]"
-            lines.append(f"{pad}{tile} = sum(k<{s.depth}: {left} * {panel})")
+            how = f"{s.height} rows at once by {s.method}"
+            lines.append(f"{pad}{tile} = sum(k<{s.depth}: {left} * {panel}), {how}")
         else:
             lines.append(f"{pad}scratch {dtype_name(s.dtype)} {s.name}[{s.size}]")
 

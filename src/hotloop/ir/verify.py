@@ -56,6 +56,7 @@ from .loops import (
     op_values,
     views_in,
 )
+from .panels import PRODUCT_DTYPES
 from .verify_values import LOW, extent_of, leaves, memory_of, node_fault, unguarded
 
 __all__ = ["verify_kernel", "verify_program", "verify_schedule"]
@@ -358,14 +359,22 @@ class _Kernel:
                 scope.scratch[s.name] = s
 
     def _multiply(self, s: Multiply, scope: _Scope) -> None:
+        self._bound(ix.as_index(s.rows), scope)
+        dtypes = set()
         for operand, index in ((s.left, s.at), (s.panel, s.start)):
             self._bound(index, scope)
             p = self._params.get(operand)
-            if p is None or p.role != "in" or p.dtype is not torch.float32:
-                self._fail(f"{operand} is multiplied and is not a float32 parameter with the role in")
+            if p is None or p.role != "in" or p.dtype not in PRODUCT_DTYPES:
+                self._fail(f"{operand} is multiplied and is no parameter of float numbers with the role in")
+            dtypes.add(p.dtype)
+        if len(dtypes) != 1 or s.method not in s.METHODS:
+            self._fail(f"{s.left} and {s.panel} are of different dtypes, or {s.method} is no method")
         tile = scope.scratch.get(s.tile)
-        if tile is None or tile.size != s.rows * s.columns or tile.dtype is not torch.float32:
-            self._fail(f"{s.tile} is no float32 scratch array of {s.rows} times {s.columns} elements")
+        if tile is None or tile.size != s.most * s.columns or tile.dtype is not torch.float32:
+            self._fail(f"{s.tile} is no float32 scratch array of {s.most} times {s.columns} elements")
+        rows = ix.as_index(s.rows)
+        if rows.hi is None or rows.hi > s.most:
+            self._fail(f"{rows!r} rows may be more than the {s.most} of {s.tile}")
 
     def _fresh(self, name: str, scope: _Scope) -> None:
         if scope.defines(name) or name in self._params:

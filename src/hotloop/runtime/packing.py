@@ -96,14 +96,14 @@ class Panels:
     """
 
     def __init__(
-        self, fingerprint: Fingerprint, sizes: Sequence[int], strides: Sequence[int], width: int
+        self, fingerprint: Fingerprint, sizes: Sequence[int], strides: Sequence[int], panels: Sequence[int]
     ) -> None:
         self._fingerprint = fingerprint
-        self._sizes, self._strides, self._width = tuple(sizes), tuple(strides), width
+        self._sizes, self._strides, self._panels = tuple(sizes), tuple(strides), tuple(panels)
         self._kept: tuple[_Seen, torch.Tensor] | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The panels of ``weight``, seen as a matrix of the sizes and strides given."""
+        """The panels of ``weight``, seen as a matrix of the sizes and strides given, in the sizes given."""
         kept = self._kept
         if kept is not None and kept[0].still(weight, self._fingerprint):
             return kept[1]
@@ -111,7 +111,7 @@ class Panels:
         seen = _Seen.of(weight, self._fingerprint)
         with torch.inference_mode(False), torch.no_grad():
             plain = weight if weight.is_inference() else weight.detach()
-            panels = pack_panels(plain.as_strided(self._sizes, self._strides), self._width)
+            panels = pack_panels(plain.as_strided(self._sizes, self._strides), self._panels)
         self._kept = (seen, panels)
         return panels
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from hotloop.ir import sizes as sz
-from hotloop.ir.index import Index
 from hotloop.ir.loops import (
     Buffer,
     Extern,
@@ -28,12 +27,10 @@ from hotloop.ir.loops import (
 
 from .dependences import base_of
 from .fuse import Group
-from .products import Product, panels_of, tile_shapes
+from .products import Product, panels_of
+from .tiles import tilings
 
 __all__ = ["Way", "alone", "operands", "title", "ways"]
-
-#: Bytes of rows that stay in the L2 cache beside a panel and what is written.
-KEPT_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,31 +47,18 @@ def ways(x: Product, level: str, threads: int, backends: Collection[str]) -> tup
     *_, matrix = x.op.args
     found: list[Way] = []
     if "CPP" in backends:
+        m, k, n = x.op.args[-2].sizes[0], sz.static(matrix.sizes[0]), sz.static(matrix.sizes[1])
         tiles: list[tuple[tuple[Product | Group, ...], Buffer]] = []
-        m, n = x.op.args[-2].sizes[0], sz.static(matrix.sizes[1])
-        for rows, width in tile_shapes(m, n, level):
-            panels = panels_of(matrix, width)
-            tiled = replace(x, rows=rows, width=width, panels=panels.name)
-            tiles += [((way,), panels) for way in _divisions(tiled, threads)]
+        for tiling in tilings(matrix.dtype, m, n, k, level, threads):
+            panels = panels_of(matrix, tiling)
+            tiles.append(((replace(x, tiling=tiling, panels=panels.name),), panels))
         if x.epilogue is not None:
-            tiles.append(((replace(x, epilogue=None), x.epilogue), panels_of(matrix, x.width)))
+            tiles.append(((replace(x, epilogue=None), x.epilogue), panels_of(matrix, x.tiling)))
         found = [Way(f"cpp_packed_gemm_{k}", steps, (panels,)) for k, (steps, panels) in enumerate(tiles)]
     if "ATEN" in backends:
         epilogue = () if x.epilogue is None else (x.epilogue,)
         found.append(Way(f"aten_{_operator(x)}", (x.op, *epilogue)))
     return tuple(found)
-
-
-def _divisions(x: Product, threads: int) -> list[Product]:
-    """A product with its rows divided over threads in each way that makes a difference."""
-    m = x.left.sizes[0]
-    if isinstance(m, Index):
-        return [x]
-    tiles = -(-m // x.rows)
-    kept = max(1, KEPT_ROWS // (x.left.dtype.itemsize * sz.static(x.left.sizes[1]) * x.rows))
-    runs = -(-tiles // kept)
-    runs = -(-runs // threads) * threads  # as many for each thread
-    return [x, replace(x, runs=runs, rows_first=True)] if 1 < runs <= tiles else [x]
 
 
 # --- what a person calls it ---------------------------------------------------------------------------------

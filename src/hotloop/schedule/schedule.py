@@ -58,7 +58,7 @@ def arrange(program: LoopProgram, config: Config, log: Log, threads: int, level:
     p = _without_unused(p, uses)
     products: tuple[Group | Extern | Product, ...] = groups
     if config.weight_packing != "off" and not config.unfused:
-        p, products = find_products(p, groups, level, uses)
+        p, products = find_products(p, groups, level, threads, uses)
     return Arrangement(p, products, config, threads, level)
 
 

@@ -1,0 +1,93 @@
+"""Which matrix products are computed by kernels of our own, and in tiles of which size.
+
+What comes in: a product's dtype and sizes, and the SIMD level. What goes out: a ``Tiling``, or ``None`` where
+PyTorch's library is the better choice. What holds in between: this is the one place where that is decided,
+and the constants here come from measurements (``benchmarks/products.py``; ``docs/matrix-products.md``).
+
+The next file is ``products.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hotloop.ir import sizes as sz
+from hotloop.ir.index import IndexLike
+from hotloop.ir.panels import PRODUCT_DTYPES, panel_count
+
+__all__ = ["TILES", "Tiling", "choose_tiling", "tile_shapes", "tilings"]
+
+#: Smaller products are bound by what a call costs.
+LEAST = 8
+#: The rows that share a block: its tiles' sums stay in the L1 cache, and what a block reads of the right
+#: operand stays in L2.
+BLOCK_ROWS = 160
+
+#: Bytes of rows that stay in the L2 cache beside a panel and what is written.
+KEPT_ROWS = 1 << 20
+
+#: By level: the lanes of a register, and for each tile its rows, its columns in registers, and the time that
+#: a product takes with it. Measured with AVX-512, as shares of the peak: 8 x 48 0.97, 6 x 64 0.96, 12 x 32
+#: 0.85.
+TILES: Mapping[str, tuple[int, tuple[tuple[int, int, float], ...]]] = {
+    "avx512": (16, ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))),
+    "avx2": (8, ((6, 2, 1.0), (4, 3, 1.01), (12, 1, 1.5))),
+    "neon": (4, ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))),
+}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is cut up: ``height`` rows by ``width`` columns are summed in registers at once, and
+    ``rows`` rows share a block, ``rest`` of the last one in no whole tile (``None``: not known).
+    ``rows_first``: a block goes through all panels, so that its rows stay in the L2 cache.
+    """
+
+    height: int
+    width: int
+    rows: int
+    rest: int | None
+    method: str = "fma"
+    rows_first: bool = False
+
+
+def choose_tiling(
+    dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int
+) -> Tiling | None:
+    """The tiling of an (m, k) by (k, n) product by a lasting weight, or ``None``: a call of the library."""
+    if level not in TILES or dtype not in PRODUCT_DTYPES or min(sz.hint(m) * LEAST, k, n) < LEAST:
+        return None
+    return tilings(dtype, m, n, k, level, threads)[0]
+
+
+def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
+    """Every tiling that may be the best, the most likely one first."""
+    found = []
+    for height, width in tile_shapes(m, n, level):
+        rest = m % height if isinstance(m, int) else None
+        tiles = max(1, -(-sz.hint(m) // height))
+        fewest = -(-sz.hint(m) // BLOCK_ROWS)
+        # As many blocks as it takes to have work for every thread.
+        blocks = max(fewest, min(-(-4 * threads // panel_count(n, width)), tiles))
+        found.append(Tiling(height, width, -(-tiles // blocks) * height, rest))
+        kept = max(1, KEPT_ROWS // (dtype.itemsize * k * height))
+        blocks = -(-max(fewest, -(-tiles // kept)) // threads) * threads  # as many for each thread
+        if isinstance(m, int) and 1 < blocks <= tiles:
+            found.append(Tiling(height, width, -(-tiles // blocks) * height, rest, rows_first=True))
+    return found
+
+
+def tile_shapes(rows: IndexLike, columns: int, level: str) -> list[tuple[int, int]]:
+    """Rows and columns of tiles for a product of so many rows and columns: little padding and few loads
+    first."""
+    lanes, shapes = TILES[level]
+    padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
+    found = []
+    for most, count, _ in sorted(shapes, key=lambda s: padded[s]):
+        if isinstance(rows, int):
+            most = -(-rows // -(-rows // most))  # as many tiles, of about equal height
+        found.append((most, lanes * count))
+    return found
