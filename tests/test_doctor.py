@@ -49,7 +49,7 @@ def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_small_cache_is_not_nothing(tmp_path: Path) -> None:
     with hotloop.config.patch(cache_dir=str(tmp_path / "cache")):
         Cache(hotloop.config.cache_dir).put("ab" + "0" * 62, ".bin", b"x" * (240 << 10))
-        assert "240.0 KiB used" in by_name()["cache"].found
+        assert "240.1 KiB used" in by_name()["cache"].found
 
 
 def test_a_narrower_width_is_noted() -> None:

@@ -242,7 +242,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
                 functions, host, level = list(edited.functions), edited.host, choose_simd(edited.level)
         elif key is not None and not objects:
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
-            graph_cache.save(_cache(config.cache_dir), *key, gm, host, texts, plan.program.constants)
+            graph_cache.save(_cache_of(config), *key, gm, host, texts, plan.program.constants)
         call = link(functions, host, Bound(name, plan.program.constants, objects), level, config)
         write = log.later("inputs.json")
         return call if write is None else _describing(call, write)
@@ -256,7 +256,7 @@ def _plan(program: LoopProgram, config: Config, log: Log, threads: int, level: A
     picks: dict[int, int] = {}
     if open_choices:
         with _stage("autotune"):
-            tuner = _tuner(config.cache_dir, config.cpp.cxx, threads)
+            tuner = _tuner(_cache_of(config), config.cpp.cxx, threads)
             prepare = partial(_Candidate.of, level=level, openmp=openmp, config=config)
             picks, results = tuner.pick(open_choices, prepare)
             lines = [json.dumps(timing) for r in results for timing in r.timings()]
@@ -293,7 +293,7 @@ class _Candidate:
     def start(self) -> None:
         """Begin to compile."""
         builder = _builder(
-            self.config.cpp.cxx, self.config.cache_dir, self.config.compile_workers, self.level
+            self.config.cpp.cxx, _cache_of(self.config), self.config.compile_workers, self.level
         )
         for _, source in _units(self.functions, self.host, self.config):
             builder.submit(source)
@@ -304,13 +304,13 @@ class _Candidate:
 
 
 @cache
-def _tuner(cache_dir: str, cxx: str | None, threads: int) -> Tuner:
+def _tuner(store: Cache, cxx: str | None, threads: int) -> Tuner:
     """One tuner for each folder, compiler and number of threads: it knows what this process has measured."""
     machine = {
         "machine": machine_name(), "threads": str(threads), "torch": compat.torch_version(),
         "compiler": _toolchain(cxx).identity,
     }  # fmt: skip
-    return Tuner(_cache(cache_dir), machine)
+    return Tuner(store, machine)
 
 
 def _describing(call: Compiled, write: Callable[[str], None]) -> Compiled:
@@ -352,7 +352,7 @@ def _recall(
     key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, name: str, level: Any, config: Config, log: Log
 ) -> Compiled | None:
     """The callable of a graph that was compiled before, by this process or another."""
-    found = graph_cache.load(_cache(config.cache_dir), *key, gm)
+    found = graph_cache.load(_cache_of(config), *key, gm)
     if found is None:
         return None
     text, constants = found
@@ -403,7 +403,7 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     found: dict[str, Any] = {}
     units = _units(functions, host, config)
     if units:
-        builder = _builder(config.cpp.cxx, config.cache_dir, config.compile_workers, level)
+        builder = _builder(config.cpp.cxx, _cache_of(config), config.compile_workers, level)
         libraries = builder.build([source for _, source in units])
         for (own, _), library in zip(units, libraries, strict=True):
             for f in own:
@@ -450,14 +450,18 @@ def _openmp(cxx: str | None) -> bool:
 
 
 @cache
-def _builder(cxx: str | None, cache_dir: str, workers: int, level: Any) -> Builder:
+def _builder(cxx: str | None, store: Cache, workers: int, level: Any) -> Builder:
     """One builder for each toolchain and cache folder: it knows what this process has loaded already."""
-    return Builder(_toolchain(cxx), _cache(cache_dir), workers, level)
+    return Builder(_toolchain(cxx), store, workers, level)
+
+
+def _cache_of(config: Config) -> Cache:
+    return _cache(config.cache_dir, config.cache_limit)
 
 
 @cache
-def _cache(cache_dir: str) -> Cache:
-    return Cache(cache_dir)
+def _cache(cache_dir: str, limit: int) -> Cache:
+    return Cache(cache_dir, limit)
 
 
 @cache

@@ -73,6 +73,8 @@ def _user_cache_dir() -> str:
     return str(parent / "hotloop")
 
 
+CACHE_LIMIT = 2 << 30
+
 GEMM_BACKENDS = ("ATEN", "CPP", "TRITON", "CUTLASS")
 
 
@@ -139,6 +141,12 @@ class Config:
     )
     check: bool = _option(False, "Run the IR's verifier after every stage.", code=False)
     cache_dir: str = _option(_user_cache_dir, "Where everything compiled is kept.", code=False)
+    cache_limit: int = _option(
+        CACHE_LIMIT,
+        "Bytes that cache_dir may hold: above it, what was not used for longest is removed.",
+        code=False,
+        minimum=0,
+    )
     cpp_wrapper: bool | None = _option(
         None,
         "The host program: True for C++, False for Python, None for the one measured best.",

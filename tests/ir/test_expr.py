@@ -37,39 +37,13 @@ FLOAT_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "isnan": lambda x: x != x,
     "isinf": lambda x: x.abs() == math.inf,
     "isfinite": lambda x: (x - x) == 0,
-    "sqrt": torch.ops.aten.sqrt,
-    "rsqrt": torch.ops.aten.rsqrt,
-    "reciprocal": lambda x: 1 / x,
-    "sigmoid": torch.nn.functional.sigmoid,
+    # The functions of floats alone have the names that PyTorch gives them.
     **{
         name: getattr(torch.ops.aten, name)
-        for name in [
-            "exp",
-            "exp2",
-            "log",
-            "log2",
-            "log10",
-            "expm1",
-            "log1p",
-            "sin",
-            "cos",
-            "tanh",
-            "erf",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "sinh",
-            "cosh",
-            "asinh",
-            "acosh",
-            "atanh",
-            "erfc",
-            "erfinv",
-            "lgamma",
-            "digamma",
-        ]
+        for name, info in ex.OPS.items()
+        if info.takes == "floats" and info.arity == 1 and name not in (*ex.SPECIAL_FUNCTIONS, "probability")
     },
+    "reciprocal": lambda x: 1 / x,
 }
 FLOAT_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda a, b: a + b,

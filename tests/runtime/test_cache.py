@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotloop import config
 from hotloop.runtime.cache import Cache, count_reasons, digest, format_bytes
@@ -90,7 +91,9 @@ def test_info_counts_over_processes(tmp_path: Path) -> None:
         cache.get(KEY, ".cpp")
     cache.flush()
     info = Cache(tmp_path / "cache").info()
-    assert (info.files, info.bytes, info.hits, info.misses) == (1, 10, 3, 1)
+    kept = sum(path.stat().st_size for path in (tmp_path / "cache" / "objects").rglob("*.*"))
+    assert kept > 10
+    assert (info.files, info.bytes, info.hits, info.misses) == (1, kept, 3, 1)
     assert info.hit_rate == 0.75
     assert cache.clear() == 1
     info = cache.info()
@@ -100,17 +103,47 @@ def test_info_counts_over_processes(tmp_path: Path) -> None:
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache", limit=10_000)
+    cache = Cache(tmp_path / "cache", limit=1 << 30)
     keys = [f"{index:064x}" for index in range(12)]
     for index, key in enumerate(keys):
         path = cache.put(key, ".bin", bytes(1000))
         assert path is not None
         os.utime(path, (time.time() - 10_000 + index,) * 2)
     assert cache.get(keys[0], ".bin") is not None  # a use: now the youngest
+    cache.limit = cache.info().bytes - 1
     cache.sweep()
     left = [key for key in keys if cache.get(key, ".bin") is not None]
-    assert left == [keys[0], *keys[5:]]
-    assert cache.info().bytes == 8000
+    assert left == [keys[0], *keys[4:]]
+    assert cache.info().bytes <= 0.8 * cache.limit
+
+
+def test_what_is_written_stays_within_the_limit(tmp_path: Path) -> None:
+    """Over many short processes too, each of which writes little; records and last keys count."""
+    limit = 200_000
+    most = 0
+    for process in range(40):
+        cache = Cache(tmp_path / "cache", limit=limit)
+        for index in range(10):
+            parts = {"source": f"{process} {index}"}
+            cache.put(digest(parts), ".bin", bytes(2000), "x", parts, of=parts["source"])
+            most = max(most, cache.info().bytes)
+    assert 0.5 * limit < most < 1.3 * limit
+    assert cache.get(digest(parts), ".bin") is not None
+    names = list((tmp_path / "cache" / "names").iterdir())
+    assert len(names) < 150
+
+
+def test_the_limit_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"cache_dir": str(tmp_path / "cache"), "cache_limit": 1 << 16}
+    with config.patch(options):
+        assert main(["cache", "info"]) == 0
+    assert "of at most 64.0 KiB" in capsys.readouterr().out
+    f = torch.compile(lambda x: x * 0.811 + 2, backend="hotloop", options={**options, "cache_limit": 0})
+    for size in range(1, 4):  # nothing may stay, and everything works
+        torch._dynamo.reset()
+        x = torch.randn(size)
+        torch.testing.assert_close(f(x), x * 0.811 + 2)
+    assert Cache(tmp_path / "cache").info().files <= 1
 
 
 def test_events_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +176,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         cache.flush()
         assert main(["cache", "info"]) == 0
         printed = capsys.readouterr().out
-        assert "2.0 KiB of at most 2.0 GiB" in printed and "1 hits, 1 misses (50% hits)" in printed
+        assert "2.1 KiB of at most 2.0 GiB" in printed and "1 hits, 1 misses (50% hits)" in printed
         assert main(["cache", "why"]) == 0
         assert "cpp_fused_add_0: never compiled before\n" in capsys.readouterr().out
         assert main(["cache", "clear"]) == 0

@@ -10,7 +10,7 @@ The next file is ``interpret.py``, which runs programs, kernels and schedules wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from hotloop.errors import ProbabilityError
 
 from . import index as ix
-from .expr import OPS, SPECIAL_FUNCTIONS, Expr, children
+from .expr import OPS, SPECIAL_FUNCTIONS, Expr, children, walk
 from .index import Index, IndexLike
 
 __all__ = ["FUNCTIONS", "Bound", "Evaluator", "apply", "gather", "random_word"]
@@ -150,21 +150,9 @@ def random_word(key: Tensor, counter: Tensor, word: int) -> Tensor:
     return (b if word & 1 else a).to(torch.int32)
 
 
-def _order(e: Expr, done: Mapping[Expr, Tensor]) -> Iterator[Expr]:
-    """Nodes to evaluate, arguments first; the guarded side of ``masked`` is left to its own evaluation."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
-            continue
-        if node in seen or node in done:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        below = (node.args[0], node.args[2]) if node.op == "masked" else children(node)
-        stack.extend((c, False) for c in below)
+def _needs(e: Expr) -> tuple[Expr, ...]:
+    """What is evaluated before a node; the guarded side of ``masked`` is left to its own evaluation."""
+    return (e.args[0], e.args[2]) if e.op == "masked" else children(e)
 
 
 class Evaluator:
@@ -185,7 +173,7 @@ class Evaluator:
 
     def value(self, e: Expr) -> Tensor:
         """The value of ``e``; a broadcast shape, so a dimension it does not depend on may have size 1."""
-        for node in _order(e, self._values):
+        for node in walk(e, _needs, self._values):
             self._values[node] = self._node(node)
         return self._values[e]
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -56,13 +57,15 @@ class OpInfo:
 
     ``result`` is ``"same"`` (the dtype of the arguments, which must agree) or ``"bool"``. ``cost`` is about
     the number of simple vector instructions. ``continuous`` is false where a small change of the argument can
-    change the result by a jump: such an operation has to see values rounded as eager rounds them.
+    change the result by a jump: such an operation has to see values rounded as eager rounds them. ``takes``
+    says what the arguments may be: any number, floats alone, or integers and bools alone.
     """
 
     arity: int
     result: str = "same"
     cost: int = 1
     continuous: bool = True
+    takes: Literal["numbers", "floats", "integers"] = "numbers"
 
 
 #: Functions of floats that only few programs use. The polynomials are of the argument and the degree.
@@ -77,35 +80,37 @@ SPECIAL_FUNCTIONS = (
 def _table() -> dict[str, OpInfo]:
     ops: dict[str, OpInfo] = {}
 
-    def define(names: str, arity: int, result: str = "same", cost: int = 1, continuous: bool = True) -> None:
+    def define(names: str, *numbers: Any, **named: Any) -> None:
         for name in names.split():
-            ops[name] = OpInfo(arity, result, cost, continuous)
+            ops[name] = OpInfo(*numbers, **named)
 
+    of_floats, of_integers = partial(define, takes="floats"), partial(define, takes="integers")
     define("neg abs square", 1)
     define("floor ceil trunc round sign signbit", 1, continuous=False)
     define("isnan isinf isfinite", 1, "bool", continuous=False)
     define("logical_not", 1, "bool", continuous=False)
-    define("bitwise_not", 1, continuous=False)
-    define("sqrt rsqrt reciprocal", 1, cost=6)
-    define("exp exp2 log log2 log10 sigmoid", 1, cost=12)
-    define("expm1 log1p sin cos tanh erf", 1, cost=16)
-    define("tan asin acos atan sinh cosh asinh acosh atanh erfc", 1, cost=24)
-    define("erfinv lgamma digamma", 1, cost=60)
+    of_integers("bitwise_not", 1, continuous=False)
+    of_floats("sqrt rsqrt reciprocal", 1, cost=6)
+    of_floats("exp exp2 log log2 log10 sigmoid", 1, cost=12)
+    of_floats("expm1 log1p sin cos tanh erf", 1, cost=16)
+    of_floats("tan asin acos atan sinh cosh asinh acosh atanh erfc", 1, cost=24)
+    of_floats("erfinv lgamma digamma", 1, cost=60)
     for name in SPECIAL_FUNCTIONS:
-        define(name, 1 if name.startswith(("bessel", "erfcx")) else 2, cost=100)
+        of_floats(name, 1 if name.startswith(("bessel", "erfcx")) else 2, cost=100)
     define("add sub mul maximum minimum fmax fmin", 2)  # maximum, minimum propagate NaN; fmax, fmin do not
-    define("div", 2, cost=5)  # true division of floats
+    of_floats("div", 2, cost=5)  # true division of floats
     define("floordiv truncdiv", 2, cost=12, continuous=False)  # ints and floats; torch's rounding
     define(
         "remainder fmod", 2, cost=12, continuous=False
     )  # remainder: sign of the divisor; fmod: of the dividend
-    define("pow atan2 hypot", 2, cost=40)
-    define("copysign nextafter", 2, continuous=False)
-    define("bitwise_and bitwise_or bitwise_xor shl shr", 2, continuous=False)
+    define("pow", 2, cost=40)
+    of_floats("atan2 hypot", 2, cost=40)
+    of_floats("copysign nextafter", 2, continuous=False)
+    of_integers("bitwise_and bitwise_or bitwise_xor shl shr", 2, continuous=False)
     define("logical_and logical_or logical_xor", 2, "bool", continuous=False)
     define("eq ne lt le gt ge", 2, "bool", continuous=False)
-    define("probability", 1, cost=2)  # the argument itself; a fault where it is not within [0, 1]
-    define("fma", 3)  # a * b + c, rounded once
+    of_floats("probability", 1, cost=2)  # the argument itself; a fault where it is not within [0, 1]
+    of_floats("fma", 3)  # a * b + c, rounded once
     return ops
 
 
@@ -440,22 +445,6 @@ _SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
 # --- traversal ----------------------------------------------------------------------------------------------
 
 
-def walk(e: Expr) -> Iterator[Expr]:
-    """Every node once, arguments before users, the payloads of indirect indices included."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            yield node
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        stack.extend((child, False) for child in children(node) if child not in seen)
-
-
 def own_indices(e: Expr) -> tuple[Index, ...]:
     """The indices that the node itself holds: where it loads, the value that it is, what it counts with."""
     if e.op in ("load", "random"):
@@ -470,6 +459,27 @@ def children(e: Expr) -> tuple[Expr, ...]:
         return e.args
     extra = tuple(a.args[0] for i in own for a in ix.indirect_atoms(i))
     return (*e.args, *extra) if extra else e.args
+
+
+def walk(
+    e: Expr, below: Callable[[Expr], Sequence[Expr]] = children, known: Container[Expr] = ()
+) -> Iterator[Expr]:
+    """Every node once, arguments before users, the payloads of indirect indices included.
+
+    ``below`` says what comes before a node; nodes that are ``known``, and what they alone need, are left out.
+    """
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(e, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+            continue
+        if node in seen or node in known:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        stack.extend((child, False) for child in below(node) if child not in seen)
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:

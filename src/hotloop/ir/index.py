@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Union, overload
 
 __all__ = [
@@ -851,18 +851,25 @@ def coefficient(e: IndexLike, v: Index) -> IndexLike | None:
     return out.args[0] if isinstance(out, Index) and out.kind == "const" else out
 
 
-def indirect_atoms(e: IndexLike) -> Iterable[Index]:
-    """Every indirect index inside ``e``, outermost first."""
+def parts(e: IndexLike, kind: str) -> Iterator[Index]:
+    """Every index of a kind in ``e`` itself, outermost first: not in the extents of its variables, nor in
+    what an indirect index reads."""
     if isinstance(e, int):
         return
-    if e.kind == "indirect":
+    if e.kind == kind:
         yield e
-    elif e.kind == "sum":
+    if e.kind == "sum":
         for atom, _ in e.args[1]:
-            yield from indirect_atoms(atom)
+            yield from parts(atom, kind)
     elif e.kind not in ("const", "var", "sym"):
         for a in e.args:
-            yield from indirect_atoms(a)
+            if isinstance(a, Index):
+                yield from parts(a, kind)
+
+
+def indirect_atoms(e: IndexLike) -> Iterator[Index]:
+    """Every indirect index inside ``e``, outermost first."""
+    return parts(e, "indirect")
 
 
 def to_text(e: IndexLike) -> str:

@@ -11,7 +11,7 @@ The next file is ``loops.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -265,7 +265,8 @@ def to_lines(e: Expr, width: int = 88) -> list[str]:
     names: dict[Expr, str] = {}
     texts: dict[Expr, str] = {}
     lines: list[str] = []
-    for n in _arguments_first(e):
+    # Without what is inside indices: that is printed with the index.
+    for n in ex.walk(e, lambda n: n.args[::-1]):
         text = _head(n, [names.get(a) or texts[a] for a in n.args])
         texts[n] = text
         if n.args and n is not e and (uses.get(n, 0) > 1 or len(text) > width):
@@ -273,20 +274,6 @@ def to_lines(e: Expr, width: int = 88) -> list[str]:
             lines.append(f"{names[n]}: {ex.dtype_name(n.dtype)} = {text}")
     lines.append(texts[e])
     return lines
-
-
-def _arguments_first(e: Expr) -> Iterator[Expr]:
-    """As ``walk``, without what is inside indices: that is printed with the index."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in seen)
 
 
 def _head(n: Expr, args: list[str]) -> str:

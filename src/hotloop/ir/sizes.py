@@ -90,17 +90,7 @@ UNKNOWN = 1024
 
 def symbols(e: IndexLike) -> Iterator[Index]:
     """Every symbol in ``e`` itself, not in its variables' extents or in what an indirect index reads."""
-    if isinstance(e, int) or e.kind in ("const", "var"):
-        return
-    if e.kind == "sym":
-        yield e
-    elif e.kind == "sum":
-        for atom, _ in e.args[1]:
-            yield from symbols(atom)
-    else:
-        for a in e.args:
-            if isinstance(a, Index):
-                yield from symbols(a)
+    return ix.parts(e, "sym")
 
 
 def estimate(sizes: Iterable[IndexLike]) -> int:

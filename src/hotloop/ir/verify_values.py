@@ -14,54 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from . import index as ix
-from .expr import OPS, SPECIAL_FUNCTIONS, Expr, children, dtype_name, own_indices
+from .expr import OPS, Expr, OpInfo, children, dtype_name, own_indices
 from .index import Index, IndexLike
 from .loops import Buffer
 
 __all__ = ["LOW", "extent_of", "leaves", "memory_of", "node_fault", "unguarded"]
 
 LOW = (torch.bfloat16, torch.float16)
-_FLOAT_ONLY = frozenset(
-    [
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "log10",
-        "sigmoid",
-        "expm1",
-        "log1p",
-        "sin",
-        "cos",
-        "tanh",
-        "erf",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erfc",
-        "erfinv",
-        "lgamma",
-        "digamma",
-        *SPECIAL_FUNCTIONS,
-        "div",
-        "atan2",
-        "hypot",
-        "copysign",
-        "nextafter",
-        "probability",
-        "fma",
-    ]
-)
-_INTEGER_ONLY = frozenset(["bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "shl", "shr"])
 _LEAVES = {
     "load": 0,
     "const": 0,
@@ -86,7 +45,7 @@ def node_fault(e: Expr) -> str | None:
     if len(e.args) != arity:
         return f"{e.op} takes {arity} arguments, not {len(e.args)}"
     if info is not None:
-        return _arithmetic_fault(e, info.result)
+        return _arithmetic_fault(e, info)
     if e.op in ("where", "masked"):
         cond, a, b = e.args
         if cond.dtype is not torch.bool:
@@ -102,18 +61,16 @@ def node_fault(e: Expr) -> str | None:
     return _indirect_fault(e)
 
 
-def _arithmetic_fault(e: Expr, result: str) -> str | None:
+def _arithmetic_fault(e: Expr, info: OpInfo) -> str | None:
     dtype = e.args[0].dtype
     if any(a.dtype is not dtype for a in e.args):
         return f"{e.op} of different dtypes: {', '.join(dtype_name(a.dtype) for a in e.args)}"
     if dtype in LOW:
         return f"{e.op} computes in {dtype_name(dtype)}; it has to be cast to float32 first"
-    if e.dtype is not (torch.bool if result == "bool" else dtype):
+    if e.dtype is not (torch.bool if info.result == "bool" else dtype):
         return f"{e.op} of {dtype_name(dtype)} gives {dtype_name(e.dtype)}"
-    if e.op in _FLOAT_ONLY and not dtype.is_floating_point:
-        return f"{e.op} is an operation on floats, not {dtype_name(dtype)}"
-    if e.op in _INTEGER_ONLY and dtype.is_floating_point:
-        return f"{e.op} is an operation on integers, not {dtype_name(dtype)}"
+    if info.takes != "numbers" and dtype.is_floating_point != (info.takes == "floats"):
+        return f"{e.op} is an operation on {info.takes}, not {dtype_name(dtype)}"
     return None
 
 

@@ -39,8 +39,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hotloop.config import CACHE_LIMIT
+
 _FORMAT = 1
 _SWEEP_EVERY = 256  # files written between two looks at the size of the cache
+_SWEEP_SHARE = 1 / 16  # of the limit: bytes written between two looks
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that was killed
 _TOUCH_SECONDS = 600.0  # a use younger than this need not be noted again
 _BUILD_PREFIX = "hotloop-build-"  # of the folders that compilers work in
@@ -50,7 +53,8 @@ _EVENTS_LIMIT = 1 << 20  # bytes of events.jsonl before it becomes events.1.json
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What `hotloop cache info` shows; sizes in bytes, counts since the cache was made or cleared."""
+    """What `hotloop cache info` shows; sizes in bytes, with the records; counts since the cache was made or
+    cleared."""
 
     directory: str
     files: int
@@ -68,9 +72,9 @@ class CacheInfo:
 @dataclass
 class _Counts:
     hits: int = 0
-    # A random start: many short processes that write a few files each look at the size as often as one long
-    # one.
-    written: int = field(default_factory=lambda: random.randrange(_SWEEP_EVERY))
+    # How much of what is written between two looks at the size has been written. A random start: many short
+    # processes that write a few files each look as often as one long one.
+    unseen: float = field(default_factory=random.random)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -78,11 +82,12 @@ class Cache:
     """A content-addressed store in one folder, safe under many threads and processes.
 
     Arguments:
-        directory: config.cache_dir; created when missing. limit: bytes above which the least recently used
-        files are removed, at the latest after the next 256 writes.
+        directory: config.cache_dir; created when missing.
+        limit: config.cache_limit, bytes above which the least recently used files are removed. All processes
+            together may exceed it by about a sixteenth, or 256 files, before one of them looks.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], limit: int = 2 << 30) -> None:
+    def __init__(self, directory: str | os.PathLike[str], limit: int = CACHE_LIMIT) -> None:
         self.limit = limit
         self.wanted = Path(directory)
         self._counts = _Counts()
@@ -190,7 +195,7 @@ class Cache:
 
     def info(self) -> CacheInfo:
         """Sizes and counts, over all processes that used this folder."""
-        files = self._payloads()
+        files = self._entries()
         hits = misses = 0
         for event in self.events():
             if event.get("event") == "hits":
@@ -198,13 +203,13 @@ class Cache:
                 hits += count if isinstance(count, int) else 0
             else:
                 misses += 1
-        return CacheInfo(
-            str(self.directory), len(files), sum(size for _, size, _ in files), self.limit, hits, misses
-        )
+        payloads = sum(path.parent.name != "names" for path, _, _ in files)
+        size = sum(size for _, size, _ in files)
+        return CacheInfo(str(self.directory), payloads, size, self.limit, hits, misses)
 
     def clear(self) -> int:
         """Remove everything kept; the number of files removed. Processes at work go on, with misses."""
-        removed = len(self._payloads())
+        removed = sum(path.parent.name != "names" for path, _, _ in self._entries())
         for name in ("objects", "names", "tmp"):
             shutil.rmtree(self.directory / name, ignore_errors=True)
         for name in ("events.jsonl", "events.1.jsonl"):
@@ -293,8 +298,10 @@ class Cache:
             _make_folder(self.directory / "names")
             self._replace(self._last_path(of), json.dumps(digests).encode())
         with self._counts.lock:
-            self._counts.written += 1
-            due = self._counts.written % _SWEEP_EVERY == 0
+            self._counts.unseen += 1 / _SWEEP_EVERY + len(data) / max(1.0, self.limit * _SWEEP_SHARE)
+            due = self._counts.unseen >= 1
+            if due:
+                self._counts.unseen = 0.0
         if due:
             self.sweep(keep=path)
         return path
@@ -358,21 +365,27 @@ class Cache:
             if full:
                 os.replace(path, self.directory / "events.1.jsonl")
 
-    def _payloads(self) -> list[tuple[Path, int, float]]:
-        """Every payload with its size and the time of its last use."""
+    def _entries(self) -> list[tuple[Path, int, float]]:
+        """Every payload, with the size of it and its record, and every last key; with the time of its last
+        use."""
         found = []
-        for folder, _, names in os.walk(self.directory / "objects"):
-            for name in names:
-                path = Path(folder, name)
-                with contextlib.suppress(OSError):
-                    if not name.endswith(".meta"):
+        for root in ("objects", "names"):
+            for folder, _, names in os.walk(self.directory / root):
+                for name in names:
+                    path = Path(folder, name)
+                    with contextlib.suppress(OSError):
                         status = path.stat()
-                        found.append((path, status.st_size, status.st_mtime))
+                        size = status.st_size
+                        if name.endswith(".meta"):
+                            continue
+                        with contextlib.suppress(OSError):
+                            size += _meta(path).stat().st_size if root == "objects" else 0
+                        found.append((path, size, status.st_mtime))
         return found
 
     def sweep(self, keep: Path | None = None) -> None:
         """Remove the least recently used down to 80% of the limit, and what killed processes left."""
-        files = self._payloads()
+        files = self._entries()
         total = sum(size for _, size, _ in files)
         if total > self.limit:
             for path, size, _ in sorted(files, key=lambda entry: entry[2]):

@@ -41,7 +41,7 @@ def _doctor() -> int:
 
 
 def _cache(action: str, last: int) -> int:
-    cache = Cache(config.cache_dir)
+    cache = Cache(config.cache_dir, config.cache_limit)
     if action == "info":
         info = cache.info()
         _say(f"folder    {info.directory}")

@@ -104,7 +104,7 @@ def _cpu() -> Finding:
 def _cache() -> Finding:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cache = Cache(config.cache_dir)
+        cache = Cache(config.cache_dir, config.cache_limit)
     if cache.directory != Path(config.cache_dir):
         found = f"{config.cache_dir} cannot be used: nothing compiled is kept"
         return Finding("cache", found, "set HOTLOOP_CACHE_DIR to a folder of your own", fatal=False)
