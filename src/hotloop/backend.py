@@ -37,6 +37,7 @@ from hotloop.errors import (
 )
 from hotloop.graph import layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
+from hotloop.graph.freezing import freeze
 from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.loops import LoopProgram
@@ -48,8 +49,15 @@ from hotloop.runtime import graph_cache
 from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
+from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
-from hotloop.runtime.packing import FINGERPRINT, FINGERPRINT_NAME
+from hotloop.runtime.packing import (
+    FINGERPRINT,
+    FINGERPRINT_NAME,
+    FINGERPRINTS,
+    FINGERPRINTS_NAME,
+    Fingerprints,
+)
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program
 from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
@@ -153,6 +161,45 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
     if foreign:
         return _boxed(gm)
     random_states.settle(gm)
+    if kind == "inference":
+        _mark_lasting(gm)
+        if config.freezing:
+            return _compile_frozen(gm, kind, config)
+    return _compile_whole(gm, kind, config)
+
+
+def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
+    """A graph whose weights are not expected to change: what depends on them alone is computed once."""
+    with compat.real_tensors(), _stage("graph"):
+        parts = freeze(passes.clean(gm))
+    if parts is None:
+        return _compile_whole(gm, kind, config)
+    strides = [n.meta["val"].stride() for n in list(_inputs_of(parts.main))[len(parts.kept) :]]
+    main = _compile_whole(parts.main, kind, config)
+    return FrozenProgram(main, parts.prelude, parts.kept, parts.sources, strides, _fingerprints(config))
+
+
+def _fingerprints(config: Config) -> Fingerprints:
+    """The compiled function that tells whether memory has changed; without a compiler, it always has."""
+    source = KernelSource(FINGERPRINTS_NAME, FINGERPRINTS, frozenset())
+    (unit,) = make_units([source])
+    try:
+        builder = _builder(
+            config.cpp.cxx, config.cache_dir, config.compile_workers, choose_simd(config.cpp.simd)
+        )
+        (library,) = builder.build([Source(unit.name, unit.text)])
+    except ToolchainError:
+        if config.missing_toolchain != "eager" and config.on_error != "eager":
+            raise
+        changes = itertools.count()
+        return lambda rows, count: next(changes)
+    found: Fingerprints = library.function(FINGERPRINTS_NAME, [ctypes.c_void_p] * parameter_count(source))
+    found.restype = ctypes.c_int64  # type: ignore[attr-defined]
+    return found
+
+
+def _compile_whole(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
+    """A graph, for all sizes at once where they vary; what cannot be compiled, as the options say."""
     symbolic = _is_symbolic(gm)
     try:
         # AOTAutograd's fake tensor mode is still on: what a stage computes for itself would have no values.
@@ -199,7 +246,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
     openmp = _openmp(config.cpp.cxx)
     with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
         name = log.name
-        lasting = _mark_lasting(gm) if kind == "inference" else ()
+        lasting = [k for k, n in enumerate(_inputs_of(gm)) if n.meta.get("lasting")]
         settings = {
             "level": level, "threads": str(threads), "openmp": str(openmp), "lasting": str(lasting)
         }  # fmt: skip
@@ -326,13 +373,15 @@ def _describing(call: Compiled, write: Callable[[str], None]) -> Compiled:
     return described
 
 
-def _mark_lasting(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+def _mark_lasting(gm: torch.fx.GraphModule) -> None:
     """Note at the graph's inputs which are parameters and buffers: most likely the same at every call."""
-    static = compat.static_inputs()
-    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    for position in static:
+    inputs = list(_inputs_of(gm))
+    for position in compat.static_inputs():
         inputs[position].meta["lasting"] = True
-    return static
+
+
+def _inputs_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    return (n for n in gm.graph.nodes if n.op == "placeholder")
 
 
 def _graph_key(

@@ -122,11 +122,10 @@ class Config:
     )
     freezing: bool = _option(
         False,
-        "Fold constants into the weights (batch norm into convolution, linears that share an input into "
-        "one). The weights must not change afterwards.",
+        "In inference, compute once what depends on weights alone, fold what follows a convolution (batch "
+        "norm) into it, and linears that share an input into one; all again after an update of a weight.",
         code=True,
         env=("TORCHINDUCTOR_FREEZING",),
-        used=False,
     )
     fallback_random: bool = _option(
         False,

@@ -23,13 +23,18 @@ from hotloop.dumps import Log
 
 from .nodes import base_of, memory_that_leaves, replace, same_metadata, tensor_of
 
-__all__ = ["PASSES", "run"]
+__all__ = ["PASSES", "clean", "run"]
 
 aten = torch.ops.aten
 
 
 def run(gm: GraphModule, config: Config, log: Log) -> GraphModule:
     """Run every pass of ``PASSES`` in order. The graph module is changed in place and given back."""
+    return clean(gm)
+
+
+def clean(gm: GraphModule) -> GraphModule:
+    """The same, where there is no compile yet."""
     changed = False
     for step in PASSES:
         changed = step(gm) or changed

@@ -21,7 +21,16 @@ import torch
 from hotloop import compat
 from hotloop.ir.panels import pack_panels
 
-__all__ = ["FINGERPRINT", "FINGERPRINT_NAME", "SAMPLES", "Convolution", "Panels"]
+__all__ = [
+    "FINGERPRINT",
+    "FINGERPRINTS",
+    "FINGERPRINTS_NAME",
+    "FINGERPRINT_NAME",
+    "SAMPLES",
+    "Convolution",
+    "Panels",
+    "keep_private",
+]
 
 #: Places of eight bytes, at equal distances from the first to the last, that tell whether a weight changed.
 SAMPLES = 32
@@ -59,21 +68,61 @@ extern "C" i64 {FINGERPRINT_NAME}(const u8* memory, i64 bytes, i64 all) {{
 
 Fingerprint = Callable[[int, int, int], int]
 
+FINGERPRINTS_NAME = "hotloop_fingerprints"
+
+#: The same for many weights in one call, at ``FEW`` places of each or, where a row says so, at all: rows of
+#: address, bytes, and whether all of them count. What a look costs is the way to memory, page tables
+#: included, so that all places are asked for before the first is waited for.
+FEW = 4
+FINGERPRINTS = FINGERPRINT + f"""\
+extern "C" i64 {FINGERPRINTS_NAME}(const i64* rows, i64 count) {{
+    typedef u64 word __attribute__((aligned(1), may_alias));
+    for (i64 r = 0; r < count; r++)
+        for (i64 i = 0; i < {FEW}; i++)
+            __builtin_prefetch((const u8*)rows[3 * r] + (rows[3 * r + 1] - 1) * i / {FEW - 1});
+    u64 hash = (u64)count;
+    for (i64 r = 0; r < count; r++) {{
+        const u8* memory = (const u8*)rows[3 * r];
+        i64 bytes = rows[3 * r + 1], last = bytes - 8;
+        if (rows[3 * r + 2] || bytes <= {8 * FEW}) {{
+            hash = (hash ^ (u64){FINGERPRINT_NAME}(memory, bytes, 1)) * 0xff51afd7ed558ccdull;
+            continue;
+        }}
+        for (i64 i = 0; i < {FEW}; i++) {{
+            hash = (hash ^ *(const word*)(memory + last * i / {FEW - 1})) * 0xff51afd7ed558ccdull;
+            hash ^= hash >> 33;
+        }}
+    }}
+    return (i64)(hash ^ (hash >> 33));
+}}
+"""
+
+Fingerprints = Callable[[int, int], int]
+
+
+def keep_private(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a tensor that nobody else has: it stays as it is without being looked at."""
+    tensor._hotloop_private = True  # type: ignore[attr-defined]
+    return tensor
+
 
 @dataclass(frozen=True)
 class _Seen:
     """What tells one state of a weight from another. A tensor of inference mode has no version counter
-    (``None`` stands for it): all of its memory is compared."""
+    (``None`` stands for it): all of its memory is compared. A private one is compared by identity alone."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int | None
     address: int
     nbytes: int
     fingerprint: int
+    private: bool = False
 
     @staticmethod
     def of(weight: torch.Tensor, fingerprint: Fingerprint) -> _Seen:
         """The state that a weight is in."""
+        if getattr(weight, "_hotloop_private", False):
+            return _Seen(weakref.ref(weight), None, 0, 0, 0, True)
         version = None if weight.is_inference() else weight._version
         address, nbytes = weight.data_ptr(), weight.nbytes
         found = fingerprint(address, nbytes, version is None)
@@ -81,6 +130,8 @@ class _Seen:
 
     def still(self, weight: torch.Tensor, fingerprint: Fingerprint) -> bool:
         """Whether ``weight`` is the tensor that was seen, with nothing written to it since."""
+        if self.private:
+            return self.tensor() is weight
         return (
             self.tensor() is weight
             and self.version == (None if self.version is None else weight._version)
