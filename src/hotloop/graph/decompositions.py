@@ -50,7 +50,7 @@ _LOWERED = _names(
     diagonal_copy expand_copy squeeze_copy unsqueeze_copy t_copy transpose_copy unfold_copy
     split_with_sizes_copy index_add index_copy index_fill embedding_dense_backward
     _unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d im2col col2im
-    masked_scatter frexp _trilinear
+    masked_scatter frexp _trilinear grid_sampler_3d
     """
 )
 
