@@ -185,7 +185,7 @@ def _fingerprints(config: Config) -> Fingerprints:
     (unit,) = make_units([source])
     try:
         builder = _builder(
-            config.cpp.cxx, config.cache_dir, config.compile_workers, choose_simd(config.cpp.simd)
+            config.cpp.cxx, _cache_of(config), config.compile_workers, choose_simd(config.cpp.simd)
         )
         (library,) = builder.build([Source(unit.name, unit.text)])
     except ToolchainError:
