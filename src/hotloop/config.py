@@ -82,7 +82,7 @@ GEMM_BACKENDS = ("ATEN", "CPP", "TRITON", "CUTLASS")
 class Cpp:
     """Options of the C++ code for the CPU."""
 
-    simd: Literal["auto", "avx512", "avx2", "scalar"] = _option(
+    simd: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "scalar"] = _option(
         "auto", "Vector instructions to generate for; auto asks the CPU.", code=True
     )
     cxx: str | None = _option(

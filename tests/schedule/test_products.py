@@ -24,11 +24,13 @@ from hotloop.ir.panels import PRODUCT_DTYPES, pack_panels, panel_count, panel_gr
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.runtime.toolchain import choose_simd
+from hotloop.schedule import tiles
 from hotloop.schedule.schedule import schedule
 from hotloop.schedule.tiles import TILES, tile_shapes
 from judge import assert_as_accurate, reference_of
 
 LEVELS = sorted(TILES)
+dtypes = pytest.mark.parametrize("dtype", PRODUCT_DTYPES, ids=["float32", "bfloat16", "float16"])
 
 
 def can_run(level: str) -> bool:
@@ -117,18 +119,19 @@ def test_panels_hold_the_matrix_and_zeros() -> None:
             assert len(rows) == -(-5 // max(multiple, group)) * max(multiple, group)
 
 
+@dtypes
 @pytest.mark.parametrize("level", LEVELS)
-def test_tiles_cover_rows_evenly(level: str) -> None:
+def test_tiles_cover_rows_evenly(level: str, dtype: torch.dtype) -> None:
     lanes, shapes = TILES[level]
     for m in (1, 2, 7, 8, 9, 42, 128, 197):
         for n in (8, 16, 48, 100, 768, 50257):
-            for rows, width in tile_shapes(m, n, level):
-                assert 1 <= rows <= m and width % lanes == 0
-                most = next(r for r, count, _ in shapes if lanes * count == width)
-                assert rows <= most and -(-m // rows) == -(-m // most)
-
-
-dtypes = pytest.mark.parametrize("dtype", PRODUCT_DTYPES, ids=["float32", "bfloat16", "float16"])
+            for tile in tile_shapes(dtype, m, n, level):
+                if tile.method == "amx":
+                    assert (tile.height, tile.width, tile.multiple) == (32, 32, 32)
+                    continue
+                assert 1 <= tile.height <= m and tile.width % lanes == 0
+                most = next(r for r, count, _ in shapes if lanes * count == tile.width)
+                assert tile.height <= most and -(-m // tile.height) == -(-m // most)
 
 
 SIZES = [
@@ -149,8 +152,9 @@ def test_sizes(m: int, k: int, n: int, bias: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("m", "k", "n"), [(37, 20, 100), (8, 20, 16), (100, 9, 8), (3, 11, 130)])
 def test_every_level_and_number_of_threads(
-    m: int, k: int, n: int, level: str, threads: int, dtype: torch.dtype
+    m: int, k: int, n: int, level: str, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tiles, "AMX_IS_MEASURED", True)
     model = nn.Sequential(nn.Linear(k, n), nn.GELU()).to(dtype).eval().requires_grad_(False)
     x = torch.randn(m, k).to(dtype)
     made, args = planned(model, x, level=level, threads=threads)

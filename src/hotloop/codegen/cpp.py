@@ -90,7 +90,7 @@ def print_functions(kernels: Iterable[Kernel], level: str, openmp: bool = True) 
     """Each distinct kernel as a function.
 
     Arguments:
-        level: of the CPU: ``avx512``, ``avx2``, ``neon`` or ``scalar``.
+        level: of the CPU: ``amx``, ``avx512_bf16``, ``avx512``, ``avx2``, ``neon`` or ``scalar``.
         openmp: whether parallel loops are OpenMP's; if not, ``parallel_for`` divides them over the threads of
             torch.
     """

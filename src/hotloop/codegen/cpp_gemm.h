@@ -118,3 +118,126 @@ static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel,
         }
     }
 }
+
+// @section multiply_dot needs: multiply
+// The same for bf16 by AVX512-BF16: two terms an instruction, which takes subnormal numbers for zeros.
+HL vec<f32, 16> dot_pairs(vec<f32, 16> sum, vec<u32, 16> a, vec<u32, 16> b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+template <int R, int C>
+static inline void multiply_pairs(const bf16* left, i64 stride, const bf16* panel, i64 depth, f32* tile, bool more) {
+    constexpr int N = C / 16;
+    vec<f32, 16> sum[R][N] = {};
+    auto pair = [&](i64 k, auto whole) __attribute__((always_inline)) {
+        vec<u32, 16> right[N];
+#pragma GCC unroll 16
+        for (int j = 0; j < N; j++) right[j] = load<16>((const u32*)(panel + C * k + 32 * j));
+#pragma GCC unroll 16
+        for (int i = 0; i < R; i++) {
+            u32 bits = 0;
+            __builtin_memcpy(&bits, left + stride * i + k, 2 * decltype(whole)::value);
+            vec<u32, 16> a = splat<vec<u32, 16>>(bits);
+#pragma GCC unroll 16
+            for (int j = 0; j < N; j++) sum[i][j] = dot_pairs(sum[i][j], a, right[j]);
+        }
+    };
+    i64 k = 0;
+    for (; k + 2 <= depth; k += 2) pair(k, number<2>{});
+    if (k < depth) pair(k, number<1>{});
+#pragma GCC unroll 16
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 16
+        for (int j = 0; j < N; j++) {
+            f32* to = tile + C * i + 16 * j;
+            store<16>(to, more ? load<16>(to) + sum[i][j] : sum[i][j]);
+        }
+}
+template <int R, int C, int REST, int MOST, int BLOCK>
+static inline void multiply_dot(const bf16* left, i64 stride, i64 rows, const bf16* panel, i64 depth, f32* tile) {
+    for (i64 first = 0; first < depth; first += BLOCK) {
+        i64 terms = depth - first < BLOCK ? depth - first : BLOCK;
+        each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
+            multiply_pairs<decltype(height)::value, C>(
+                left + stride * row + first, stride, panel + C * first, terms, tile + C * row, first);
+        });
+    }
+}
+
+// @section multiply_amx needs: multiply
+// The same for bf16 by AMX, 32 rows by 32 columns at once in tiles 0 to 3, of 16 by 16 sums each; 4 and 5 hold
+// 16 rows of the left operand, 6 and 7 16 columns of a panel, 32 terms deep. A panel has zeros up to a multiple
+// of 32 terms. Sums of up to AMX_BLOCK terms stay in a tile: their rounding errors are far below bf16's own.
+constexpr i64 AMX_BLOCK = 2048;
+struct amx_shapes { u8 palette, start, none[14]; u16 bytes[16]; u8 rows[16]; };
+static inline void amx_configure(int upper, int lower) {
+    amx_shapes shapes = {};
+    shapes.palette = 1;
+    for (int t = 0; t < 8; t++) {
+        bool is_lower = t == 2 || t == 3 || t == 5;
+        shapes.rows[t] = u8(t >= 6 ? 16 : is_lower ? lower : upper);
+        shapes.bytes[t] = shapes.rows[t] ? 64 : 0;
+    }
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+}
+#define HL_TILE_LOAD(TILE, FROM, PITCH) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #TILE : : "r"(FROM), "r"(i64(PITCH)) : "memory")
+#define HL_TILE_STORE(TILE, TO, PITCH) \
+    asm volatile("tilestored %%tmm" #TILE ", (%0,%1,1)" : : "r"(TO), "r"(i64(PITCH)) : "memory")
+#define HL_TILE_PRODUCT(A, B, SUM) asm volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
+#define HL_TILE_ZERO(TILE) asm volatile("tilezero %%tmm" #TILE : :)
+// 32 terms: `left` has rows `pitch` bytes apart, and `right` pairs of rows 4 C bytes apart. TWO: rows 16 on too.
+template <int C, bool TWO> HL void amx_step(const bf16* left, i64 pitch, const bf16* right) {
+    HL_TILE_LOAD(4, left, pitch);
+    HL_TILE_LOAD(6, right, 4 * C);
+    HL_TILE_PRODUCT(4, 6, 0);
+    HL_TILE_LOAD(7, right + 32, 4 * C);
+    HL_TILE_PRODUCT(4, 7, 1);
+    if constexpr (TWO) {
+        HL_TILE_LOAD(5, (const u8*)left + 16 * pitch, pitch);
+        HL_TILE_PRODUCT(5, 6, 2);
+        HL_TILE_PRODUCT(5, 7, 3);
+    }
+}
+// tile (+)= the products of `rows` rows, 32 at most, as the tiles are configured. `rest`: the last terms of these
+// rows, 32 of each, with zeros in the end, where depth is no multiple of 32.
+template <int C, bool TWO>
+static inline void amx_tile(const bf16* left, i64 stride, const bf16* panel, i64 depth, const bf16* rest, i64 rows, f32* tile, bool more) {
+    alignas(64) f32 part[32 * 32];
+    for (i64 c = 0; c < C; c += 32) {
+        HL_TILE_ZERO(0); HL_TILE_ZERO(1);
+        if constexpr (TWO) { HL_TILE_ZERO(2); HL_TILE_ZERO(3); }
+        const bf16* right = panel + 2 * c;
+        i64 k = 0;
+        for (; k + 32 <= depth; k += 32) amx_step<C, TWO>(left + k, 2 * stride, right + C * k);
+        if (k < depth) amx_step<C, TWO>(rest, 64, right + C * k);
+        f32* to = more ? part : tile + c;
+        i64 pitch = more ? 32 : C;
+        HL_TILE_STORE(0, to, 4 * pitch); HL_TILE_STORE(1, to + 16, 4 * pitch);
+        if constexpr (TWO) { HL_TILE_STORE(2, to + 16 * pitch, 4 * pitch); HL_TILE_STORE(3, to + 16 * pitch + 16, 4 * pitch); }
+        if (more)
+            for (i64 r = 0; r < rows; r++)
+                for (i64 j = 0; j < 32; j += 16)
+                    store<16>(tile + C * r + c + j, load<16>(tile + C * r + c + j) + load<16>(part + 32 * r + j));
+    }
+}
+template <int R, int C, int REST, int MOST, int BLOCK>
+static inline void multiply_amx(const bf16* left, i64 stride, i64 rows, const bf16* panel, i64 depth, f32* tile) {
+    static_assert(C % 32 == 0 && R == 32, "whole tiles");
+    alignas(64) bf16 rest[32 * 32];
+    int configured = 0;
+    for (i64 first = 0; first < depth; first += AMX_BLOCK) {
+        i64 terms = depth - first < AMX_BLOCK ? depth - first : AMX_BLOCK, last = terms % 32;
+        for (i64 row = 0; row < rows; row += 32) {
+            int height = rows - row < 32 ? int(rows - row) : 32;
+            if (height != configured) amx_configure(height < 16 ? height : 16, height < 16 ? 0 : height - 16);
+            configured = height;
+            const bf16* from = left + stride * row + first;
+            for (i64 r = 0; last && r < height; r++)
+                for (i64 k = 0; k < 32; k++) rest[32 * r + k].bits = k < last ? from[stride * r + terms - last + k].bits : 0;
+            auto product = height > 16 ? amx_tile<C, true> : amx_tile<C, false>;
+            product(from, stride, panel + C * first, terms, rest, height, tile + C * row, first);
+        }
+    }
+    asm volatile("tilerelease" : :);
+}

@@ -233,7 +233,8 @@ class StatementPrinter:
         rest = -1 if s.rest is None else s.rest
         shape = f"{s.height}, {s.columns}, {rest}, {s.most}, {s.BLOCK}"
         rows = self.values.index().scalar(ix.as_index(s.rows)).text
-        self.writer.line(f"multiply<{shape}>({left}, {s.stride}, {rows}, {panel}, {s.depth}, {s.tile});")
+        name = "multiply" if s.method == "fma" else f"multiply_{s.method}"
+        self.writer.line(f"{name}<{shape}>({left}, {s.stride}, {rows}, {panel}, {s.depth}, {s.tile});")
         self.values.forget(s.tile)
 
     # --- accumulators ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_REGISTER_BYTES = {"scalar": 0, "neon": 16, "avx2": 32, "avx512": 64}
+_REGISTER_BYTES = {"scalar": 0, "neon": 16, "avx2": 32, "avx512": 64, "avx512_bf16": 64, "amx": 64}
 """By SIMD level. On ``scalar`` a loop has one lane and mathematics is the C library's."""
 
 _SECTION = re.compile(r"^// @section (?P<names>[\w, ]+?)(?: needs: (?P<needs>[\w, ]+))?$")

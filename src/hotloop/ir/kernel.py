@@ -147,8 +147,10 @@ class Multiply:
     method: str = "fma"
 
     BLOCK: ClassVar[int] = 384
-    #: ``fma``: products of float32, to which other dtypes are widened.
-    METHODS: ClassVar[tuple[str, ...]] = ("fma",)
+    #: ``fma``: products of float32, to which other dtypes are widened; of bfloat16 also ``dot``, pairs of
+    #: them by vdpbf16ps, and ``amx``, 16 by 32 of them by tdpbf16ps, for which panels have a multiple of 32
+    #: rows. Those two take subnormal numbers for zeros.
+    METHODS: ClassVar[tuple[str, ...]] = ("fma", "dot", "amx")
 
 
 Stmt = Loop | Let | Init | Accumulate | Store | Scratch | Multiply

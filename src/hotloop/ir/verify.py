@@ -367,6 +367,8 @@ class _Kernel:
             if p is None or p.role != "in" or p.dtype not in PRODUCT_DTYPES:
                 self._fail(f"{operand} is multiplied and is no parameter of float numbers with the role in")
             dtypes.add(p.dtype)
+        if s.method != "fma" and dtypes != {torch.bfloat16}:
+            self._fail(f"{s.left} and {s.panel} are not bfloat16, which {s.method} multiplies")
         if len(dtypes) != 1 or s.method not in s.METHODS:
             self._fail(f"{s.left} and {s.panel} are of different dtypes, or {s.method} is no method")
         tile = scope.scratch.get(s.tile)

@@ -22,6 +22,7 @@ nested in another parallel region it runs serially.
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import hashlib
 import importlib.util
@@ -34,6 +35,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -42,19 +44,28 @@ import torch
 from hotloop.errors import MissingCompilerError, OptionError
 
 Kind = Literal["gcc", "clang", "cl", "zig"]
-SimdLevel = Literal["avx512", "avx2", "scalar", "neon"]
+SimdLevel = Literal["avx512", "avx2", "scalar", "neon", "avx512_bf16", "amx"]
 
-SIMD_LEVELS: tuple[SimdLevel, ...] = ("avx512", "avx2", "scalar", "neon")
+SIMD_LEVELS: tuple[SimdLevel, ...] = ("avx512", "avx2", "scalar", "neon", "avx512_bf16", "amx")
 
-# What each level may use; a CPU has the level when /proc/cpuinfo lists them all.
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c")
+
+# What each level may use; a CPU has the level when /proc/cpuinfo lists them all. avx512_bf16 is avx512 with
+# products of bfloat16 by vdpbf16ps, and amx has its tiles for them besides.
 _CPU_FLAGS: dict[SimdLevel, tuple[str, ...]] = {
-    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"),
+    "amx": (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"),
+    "avx512_bf16": (*_AVX512, "avx512_bf16"),
+    "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
 
 # No -mtune=native: the same key must give the same machine code on every machine that shares a cache.
+# What avx512_bf16 and amx have beyond avx512 is written as assembly.
+_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c")
 _SIMD_FLAGS: dict[SimdLevel, tuple[str, ...]] = {
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+    "amx": _AVX512_FLAGS,
+    "avx512_bf16": _AVX512_FLAGS,
+    "avx512": _AVX512_FLAGS,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "scalar": (),
     "neon": (),  # part of every aarch64
@@ -110,14 +121,15 @@ class Toolchain:
     def compile_flags(self, level: SimdLevel) -> tuple[str, ...]:
         """The flags that turn one source into a shared library; they are part of a build's key."""
         if self.kind == "cl":
-            arch = {"avx512": ("/arch:AVX512",), "avx2": ("/arch:AVX2",)}.get(level, ())
+            wide = _SIMD_FLAGS[level] is _AVX512_FLAGS
+            arch = ("/arch:AVX512",) if wide else ("/arch:AVX2",) if level == "avx2" else ()
             return ("/nologo", "/LD", "/O2", "/std:c++17", "/fp:precise", "/GR-", "/GS-", "/Zc:inline", *arch)
         flags = _CODE_FLAGS + _VALUE_FLAGS + _SIMD_FLAGS[level] + ("-shared",)
         if sys.platform != "win32":
             flags += ("-fPIC", "-fno-semantic-interposition")
         if self.openmp:
             flags += ("-fopenmp",)
-        if self.kind == "gcc" and level == "avx512":
+        if self.kind == "gcc" and _SIMD_FLAGS[level] is _AVX512_FLAGS:
             flags += ("-mprefer-vector-width=512",)
         return flags
 
@@ -325,6 +337,8 @@ def _what_to_install() -> str:
 def detect_simd(cpuinfo: str | None = None, machine: str | None = None) -> SimdLevel:
     """The widest SIMD level of this CPU, without compiling anything.
 
+    Not ``avx512_bf16``: where it was measured, ``avx512`` is the faster one (``docs/matrix-products.md``).
+
     Arguments:
         cpuinfo: the text of /proc/cpuinfo; read here when not given.
         machine: the processor family, `platform.machine()` when not given.
@@ -334,15 +348,37 @@ def detect_simd(cpuinfo: str | None = None, machine: str | None = None) -> SimdL
         return "neon"
     if machine not in ("x86_64", "amd64"):
         return "scalar"
+    asked = cpuinfo is not None
     if cpuinfo is None:
         cpuinfo = _read_cpuinfo()
-    for line in (cpuinfo or "").splitlines():
-        if line.startswith("flags"):
-            has = set(line.partition(":")[2].split())
-            return next((level for level, needs in _CPU_FLAGS.items() if has.issuperset(needs)), "scalar")
+    levels = _levels_of(cpuinfo or "")
+    if levels:
+        usual = [level for level in levels if level != "avx512_bf16"]
+        return usual[0] if usual[0] != "amx" or asked or _may_use_tiles() else usual[1]
     # No such file (macOS, Windows): torch asked CPUID when it was loaded. Its AVX512 has f, bw, dq and vl.
     capability = torch.backends.cpu.get_cpu_capability()
     return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "scalar")  # type: ignore[return-value]
+
+
+def _levels_of(cpuinfo: str) -> tuple[SimdLevel, ...]:
+    """The levels that the first processor in the text of /proc/cpuinfo has, the widest first."""
+    for line in cpuinfo.splitlines():
+        if line.startswith("flags"):
+            has = set(line.partition(":")[2].split())
+            return (*(level for level, needs in _CPU_FLAGS.items() if has.issuperset(needs)), "scalar")
+    return ()
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Ask Linux for AMX's tiles, as each process has to once, before its first use of them."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def _read_cpuinfo() -> str | None:
@@ -379,8 +415,15 @@ def choose_simd(wanted: str | None) -> SimdLevel:
     own = detect_simd()
     if wanted is None or wanted == "auto":
         return own
-    able = {"avx512": ("avx512", "avx2", "scalar"), "avx2": ("avx2", "scalar"), "neon": ("neon", "scalar")}
+    able: dict[SimdLevel, tuple[SimdLevel, ...]] = {
+        "amx": ("amx", "avx512_bf16", "avx512", "avx2", "scalar"),
+        "avx512": ("avx512", "avx2", "scalar"),
+        "avx2": ("avx2", "scalar"),
+        "neon": ("neon", "scalar"),
+    }
     can = able.get(own, ("scalar",))
+    if own == "avx512" and "avx512_bf16" in _levels_of(_read_cpuinfo() or ""):
+        can = ("avx512_bf16", *can)
     for level in SIMD_LEVELS:
         if level == wanted and level in can:
             return level

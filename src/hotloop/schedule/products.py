@@ -117,8 +117,8 @@ def _product(
 def panels_of(matrix: ViewRef, tiling: Tiling) -> Buffer:
     """The buffer of a matrix in panels."""
     k, n = map(sz.static, matrix.sizes)
-    name = f"panels_{matrix.buffer}_{'x'.join(map(str, matrix.strides))}_{tiling.width}"
-    sizes = panel_sizes(k, n, tiling.width, matrix.dtype)
+    name = f"panels_{matrix.buffer}_{'x'.join(map(str, matrix.strides))}_{tiling.width}_{tiling.multiple}"
+    sizes = panel_sizes(k, n, tiling.width, matrix.dtype, tiling.multiple)
     strides = (sizes[1] * sizes[2], sizes[2], 1)
     return Buffer(name, matrix.dtype, sizes, strides, "packed", packs=matrix)
 

@@ -10,7 +10,7 @@ The next file is ``products.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,13 +29,21 @@ BLOCK_ROWS = 160
 #: Bytes of rows that stay in the L2 cache beside a panel and what is written.
 KEPT_ROWS = 1 << 20
 
+#: Products of so many rows take as long as it takes to read the weight.
+FEW_ROWS = 8
+#: Whether AMX tiles are known to be right and fast.
+AMX_IS_MEASURED = False
+
+_WIDE = ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))
 #: By level: the lanes of a register, and for each tile its rows, its columns in registers, and the time that
 #: a product takes with it. Measured with AVX-512, as shares of the peak: 8 x 48 0.97, 6 x 64 0.96, 12 x 32
 #: 0.85.
 TILES: Mapping[str, tuple[int, tuple[tuple[int, int, float], ...]]] = {
-    "avx512": (16, ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))),
+    "amx": (16, _WIDE),
+    "avx512_bf16": (16, _WIDE),
+    "avx512": (16, _WIDE),
     "avx2": (8, ((6, 2, 1.0), (4, 3, 1.01), (12, 1, 1.5))),
-    "neon": (4, ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))),
+    "neon": (4, _WIDE),
 }
 
 
@@ -43,7 +51,8 @@ TILES: Mapping[str, tuple[int, tuple[tuple[int, int, float], ...]]] = {
 class Tiling:
     """How a product is cut up: ``height`` rows by ``width`` columns are summed in registers at once, and
     ``rows`` rows share a block, ``rest`` of the last one in no whole tile (``None``: not known).
-    ``rows_first``: a block goes through all panels, so that its rows stay in the L2 cache.
+    ``multiple``: a panel's rows are filled up with zeros to a multiple of so many. ``rows_first``: a block
+    goes through all panels, so that its rows stay in the L2 cache.
     """
 
     height: int
@@ -51,6 +60,7 @@ class Tiling:
     rows: int
     rest: int | None
     method: str = "fma"
+    multiple: int = 1
     rows_first: bool = False
 
 
@@ -60,34 +70,43 @@ def choose_tiling(
     """The tiling of an (m, k) by (k, n) product by a lasting weight, or ``None``: a call of the library."""
     if level not in TILES or dtype not in PRODUCT_DTYPES or min(sz.hint(m) * LEAST, k, n) < LEAST:
         return None
-    return tilings(dtype, m, n, k, level, threads)[0]
+    best = tilings(dtype, m, n, k, level, threads)[0]
+    # Not before it has been measured: the library has AMX too.
+    return None if best.method == "amx" and not AMX_IS_MEASURED else best
 
 
 def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
     """Every tiling that may be the best, the most likely one first."""
     found = []
-    for height, width in tile_shapes(m, n, level):
+    for tile in tile_shapes(dtype, m, n, level):
+        height = tile.height
         rest = m % height if isinstance(m, int) else None
         tiles = max(1, -(-sz.hint(m) // height))
         fewest = -(-sz.hint(m) // BLOCK_ROWS)
         # As many blocks as it takes to have work for every thread.
-        blocks = max(fewest, min(-(-4 * threads // panel_count(n, width)), tiles))
-        found.append(Tiling(height, width, -(-tiles // blocks) * height, rest))
+        blocks = max(fewest, min(-(-4 * threads // panel_count(n, tile.width)), tiles))
+        found.append(replace(tile, rows=-(-tiles // blocks) * height, rest=rest))
         kept = max(1, KEPT_ROWS // (dtype.itemsize * k * height))
         blocks = -(-max(fewest, -(-tiles // kept)) // threads) * threads  # as many for each thread
         if isinstance(m, int) and 1 < blocks <= tiles:
-            found.append(Tiling(height, width, -(-tiles // blocks) * height, rest, rows_first=True))
+            found.append(replace(found[-1], rows=-(-tiles // blocks) * height, rows_first=True))
     return found
 
 
-def tile_shapes(rows: IndexLike, columns: int, level: str) -> list[tuple[int, int]]:
-    """Rows and columns of tiles for a product of so many rows and columns: little padding and few loads
-    first."""
+def tile_shapes(dtype: torch.dtype, rows: IndexLike, columns: int, level: str) -> list[Tiling]:
+    """Tiles for a product of so many rows and columns, little padding and few loads first; of a block they
+    tell only its tiles."""
+    if dtype is torch.bfloat16 and level == "amx":
+        # Few rows wait for the weight to come from memory: any instructions will do, on panels in one form.
+        few = sz.hint(rows) <= FEW_ROWS
+        height = -(-sz.hint(rows) // -(-sz.hint(rows) // 12)) if few else 32
+        return [Tiling(height, 32, 0, None, "fma" if few else "amx", 32)]
     lanes, shapes = TILES[level]
     padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
     found = []
     for most, count, _ in sorted(shapes, key=lambda s: padded[s]):
         if isinstance(rows, int):
             most = -(-rows // -(-rows // most))  # as many tiles, of about equal height
-        found.append((most, lanes * count))
+        method = "dot" if dtype is torch.bfloat16 and level == "avx512_bf16" else "fma"
+        found.append(Tiling(most, lanes * count, 0, None, method))
     return found
