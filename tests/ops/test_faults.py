@@ -136,6 +136,16 @@ REFUSED: dict[str, tuple[Function, torch.Tensor]] = {
     "floats less True": (lambda x: x - True, torch.ones(3)),
     "True less floats": (lambda x: True - x, torch.ones(3)),
     "interpolation of integers": (lambda x: torch.lerp(x, x, 0.5), torch.ones(3, dtype=torch.int8)),
+    "distances in bfloat16": (lambda x: torch.cdist(x, x, 1.0), torch.ones(2, 2).bfloat16()),
+    "distances in float16": (lambda x: torch.pdist(x, 1.0), torch.ones(2, 2).half()),
+    "unpooled integers": (lambda x: F.max_unpool2d(x, x * 0, 2), torch.ones(1, 1, 2, 2, dtype=torch.int64)),
+    "unfolded integers": (lambda x: F.unfold(x, 2), torch.ones(1, 1, 2, 2, dtype=torch.int64)),
+    "index_reduce of bools": (
+        lambda x: x.index_reduce(0, torch.tensor([0]), x[:1], "amax"),
+        torch.ones(3, dtype=torch.bool),
+    ),
+    "K0 in bfloat16": (torch.special.modified_bessel_k0, torch.ones(3).bfloat16()),
+    "Chebyshev in float16": (lambda x: torch.special.chebyshev_polynomial_t(x, 3), torch.ones(3).half()),
     "a write to what is read, add_": (lambda x: x[1:].add_(x[:-1]), torch.ones(9)),
     "a write to what is read, +=": (lambda x: x[1:].__iadd__(x[:-1]), torch.ones(9)),
     "a write to what is read, copy_": (lambda x: x[1:].copy_(x[:-1]), torch.ones(9)),
@@ -192,3 +202,12 @@ def test_an_input_that_is_a_lazy_negative() -> None:
         torch._dynamo.reset()
         compiled = torch.compile(fn, backend="hotloop", dynamic=False)
         torch.testing.assert_close(compiled(z.conj().imag), fn(z.conj().imag))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_numbers_written_to_dtypes_without_kernels(dtype: torch.dtype) -> None:
+    x, mask = torch.tensor([1, 2, 3]).to(dtype), torch.tensor([True, False, True])
+    check(lambda x: torch.full_like(x, 2), x)
+    if dtype.is_complex:
+        check(lambda x, m: (x.masked_fill(m, 2.0), x.index_fill(0, m.long(), 3)), x, mask)
+        check(lambda x: F.pad(x, (1, 1), value=2.0), x)

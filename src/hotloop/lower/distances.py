@@ -10,7 +10,7 @@ The next file is ``views.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
 from .builder import Builder, Rule, View
-from .reductions import SUPPORTED, compute_value, result, vector_norm
+from .reductions import FLOATS, compute_value, result, vector_norm
 
 __all__ = ["RULES"]
 
@@ -30,6 +30,8 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 Vars = tuple[Index, ...]
 
+#: Eager has distances of two sets in these dtypes alone.
+_WIDE = (torch.float32, torch.float64)
 #: From so many vectors on, eager finds Euclidean distances by a product of matrices.
 _MANY = 25
 
@@ -38,15 +40,15 @@ def _minus(a: Expr, b: Expr) -> Expr:
     return ex.call("sub", compute_value(a), compute_value(b))
 
 
-def _known(dtype: torch.dtype, *tensors: View) -> bool:
+def _known(dtypes: Collection[torch.dtype], dtype: torch.dtype, *tensors: View) -> bool:
     static = all(sz.is_static(t.sizes) for t in tensors)
-    return static and dtype in SUPPORTED and all(t.dtype is dtype and t.numel != 0 for t in tensors)
+    return static and dtype in dtypes and all(t.dtype is dtype and t.numel != 0 for t in tensors)
 
 
 def _dist(b: Builder, node: Node, x: View, y: View, p: float = 2) -> Any:
     """The norm of a difference that broadcasts."""
     out = result(node)
-    if not _known(out.dtype, x, y):
+    if not _known(FLOATS, out.dtype, x, y):
         return NotImplemented
     sizes = tuple(torch.broadcast_shapes(x.sizes, y.sizes))  # type: ignore[no-untyped-call]
     wide_x, wide_y = x.expand(sizes), y.expand(sizes)
@@ -62,7 +64,7 @@ def _pairs(x: View, y: View, batch: Sequence[IndexLike]) -> tuple[View, View]:
 def _cdist(b: Builder, node: Node, x: View, y: View, p: float, compute_mode: int | None) -> Any:
     """``out[..., i, j]`` is the distance of ``x[..., i, :]`` and ``y[..., j, :]``."""
     out = result(node)
-    if not _known(out.dtype, x, y):
+    if not _known(_WIDE, out.dtype, x, y):
         return NotImplemented
     many = any(sz.static(t.sizes[-2]) > _MANY for t in (x, y))
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
@@ -81,7 +83,7 @@ def _cdist(b: Builder, node: Node, x: View, y: View, p: float, compute_mode: int
 def _pdist(b: Builder, node: Node, x: View, p: float = 2) -> Any:
     """The distances of every two rows ``i < j``, those of the first row with all others first."""
     out = result(node)
-    if not _known(out.dtype, x) or out.numel() == 0:
+    if not _known(_WIDE, out.dtype, x) or out.numel() == 0:
         return NotImplemented
     n = sz.static(x.sizes[0])
 
@@ -116,7 +118,7 @@ def _cdist_backward(b: Builder, node: Node, grad: View, x: View, y: View, p: flo
     """The gradient of ``x``; a distance of 0 has none."""
     out = result(node)
     shape = tuple(out.shape)
-    if not _known(out.dtype, grad, x, y, distances) or x.sizes != shape:
+    if not _known(_WIDE, out.dtype, grad, x, y, distances) or x.sizes != shape:
         return NotImplemented
     wide_x, wide_y = _pairs(x, y, shape[:-2])
 

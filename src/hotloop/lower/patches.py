@@ -23,7 +23,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
 from .builder import Builder, Rule, View
-from .reductions import SUPPORTED, compute_value, result
+from .reductions import FLOATS, compute_value, result
 from .views import all_of, between, moved
 
 __all__ = ["RULES"]
@@ -63,7 +63,7 @@ def _im2col(
     b: Builder, node: Node, x: View, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints
 ) -> Any:
     """``out[..., (c, k0, k1), (w0, w1)]``: element ``(k0, k1)`` of window ``(w0, w1)`` of plane ``c``."""
-    if x.dtype not in SUPPORTED:
+    if x.dtype not in FLOATS:
         return NotImplemented
     lead = x.ndim - 3
     windows = _windows(x.sizes[-2:], kernel_size, dilation, padding, stride)
@@ -92,7 +92,7 @@ def _col2im(
 ) -> Any:
     """Every element of a plane is the sum of what the windows say of it."""
     like = result(node)
-    if x.dtype not in SUPPORTED or x.dtype is torch.bool or not sz.is_static(x.sizes) or x.numel == 0:
+    if x.dtype not in FLOATS or not sz.is_static(x.sizes) or x.numel == 0:
         return NotImplemented
     windows = _windows(tuple(like.shape[-2:]), kernel_size, dilation, padding, stride)
     lead = x.ndim - 2

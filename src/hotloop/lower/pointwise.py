@@ -44,8 +44,10 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def fits(value: Any, dtype: torch.dtype) -> bool:
     """Whether ``dtype`` can hold a number, if it is one. Where eager refuses one that does not fit, a rule
-    declines, so that PyTorch says so."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or dtype is torch.bool:
+    declines, so that PyTorch says so. Dtypes that are left to PyTorch hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or dtype not in DTYPES:
+        return True
+    if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
         return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max

@@ -25,7 +25,7 @@ from hotloop.ir.index import Index, IndexLike
 from .builder import Builder, Rule, Tensor, View
 from .symbols import is_tensor
 
-__all__ = ["RULES", "SUPPORTED", "compute_dtype", "compute_value", "result", "uses", "vector_norm"]
+__all__ = ["FLOATS", "RULES", "SUPPORTED", "compute_dtype", "compute_value", "result", "uses", "vector_norm"]
 
 aten = torch.ops.aten
 
@@ -36,6 +36,9 @@ SUPPORTED = frozenset(
         torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
     )
 )  # fmt: skip
+
+#: Those of them that are floating-point.
+FLOATS = frozenset(d for d in SUPPORTED if d.is_floating_point)
 
 Element = Callable[[Expr, tuple[IndexLike, ...]], Expr]
 

@@ -23,7 +23,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 
 from .builder import Builder, Rule, View
-from .reductions import SUPPORTED, compute_dtype, compute_value, result
+from .reductions import FLOATS, compute_dtype, compute_value, result
 from .views import all_of, moved
 
 __all__ = ["RULES"]
@@ -108,7 +108,7 @@ def _grid_sampler(
     b: Builder, node: Node, x: View, grid: View, mode: int, padding: int, align_corners: bool
 ) -> Any:
     like = result(node)
-    if not {x.dtype, grid.dtype} <= SUPPORTED & {like.dtype} or not like.dtype.is_floating_point:
+    if not {x.dtype, grid.dtype} <= FLOATS & {like.dtype}:
         return NotImplemented
     if x.numel == 0 or mode not in (_BILINEAR, _NEAREST):
         return NotImplemented

@@ -31,7 +31,7 @@ from . import views
 from .builder import Builder, Rule, Tensor, View, number_value
 from .indexing import INTEGERS, advanced, lifted, position
 from .pointwise import element, fits
-from .reductions import SUPPORTED, compute_dtype, compute_value, result
+from .reductions import FLOATS, SUPPORTED, compute_dtype, compute_value, result
 from .views import moved, with_dim
 
 __all__ = ["RULES"]
@@ -461,6 +461,8 @@ def _index_reduce(
 ) -> Any:
     if not _known(x) or index.dtype not in INTEGERS or source.dtype is not x.dtype:
         return NotImplemented
+    if x.dtype is torch.bool:  # eager refuses
+        return NotImplemented
     target, given = lifted(x), lifted(source)
     w = _slices(target, dim % target.ndim, index, given.sizes, given.at, "sum", wrap=False)
     return _reduced(b, node, x, w, reduce, include_self)
@@ -544,7 +546,7 @@ def _max_unpool(n: int) -> Rule:
     """Each element goes to its position in the flat plane, and zeros everywhere else."""
 
     def rule(b: Builder, node: Node, x: View, indices: View, *_: Any, **__: Any) -> Any:
-        if not _known(x) or indices.dtype not in INTEGERS or x.numel == 0:
+        if x.dtype not in FLOATS or indices.dtype not in INTEGERS or x.numel == 0:
             return NotImplemented
         shape = tuple(result(node).shape)
         lead, plane = shape[: x.ndim - n], sz.product(shape[x.ndim - n :])
