@@ -277,6 +277,9 @@ RESULT_VIEWS: dict[str, Fn] = {
     "the input and more": lambda x: (x, x + 1),
     "split": lambda x: x.sin().split(2),
     "detached": lambda x: (x.exp().detach(), x.exp()),
+    "a view of a result and the result detached": lambda x: (lambda y: (y.reshape(-1), y.detach()))(
+        x.exp().sum()
+    ),
     "expanded": lambda x: x.sum(0).expand(5, -1),
 }
 

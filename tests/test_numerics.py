@@ -219,6 +219,35 @@ def test_sums_are_as_accurate_as_pairwise_ones(dim: int | None) -> None:
     assert float(((got - exact).abs() / exact).max()) <= max(eager, 4e-7)
 
 
+#: Shapes and reduced dimensions: nests of short loops, long ones around short ones, columns, one long loop.
+NESTS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((9, 9, 1, 9), (0, 1, 2, 3)), ((1000, 3), (0, 1)), ((5, 7, 11, 13), (0, 2)), ((40, 40, 3), (0, 1)),
+    ((3, 700, 2), (1,)), ((2000, 17), (0, 1)), ((100_000,), (0,)), ((33, 3, 33, 3, 33), (0, 2, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
+@LEVELS
+def test_sums_over_nested_loops_are_as_accurate_as_eagers(level: str, dynamic: bool) -> None:
+    """Equal terms, whose rounding errors all point the same way, and random ones."""
+    far = {}
+    for shape, dims in NESTS:
+
+        def fn(x: torch.Tensor, dims: tuple[int, ...] = dims) -> tuple[torch.Tensor, ...]:
+            return x.sum(dims), (x * 0.75).mean(dims), x.to(torch.bfloat16).sum(dims, dtype=F32)
+
+        f = torch.compile(fn, backend="hotloop", dynamic=dynamic, options={"cpp.simd": level})
+        for wide in (False, True):  # a view of something wider has no loops that can be walked as one
+            base = torch.empty([n + wide for n in shape])[tuple(slice(n) for n in shape)]
+            for x in (base.fill_(1 / 3), base.uniform_()):
+                exact = x.double().sum(dims), (x * 0.75).double().mean(dims), x.bfloat16().double().sum(dims)
+                for k, (got, eager, true) in enumerate(zip(f(x), fn(x), exact, strict=True)):
+                    error, theirs = (float(((t - true).abs() / true).max()) for t in (got, eager))
+                    if error > 2 * theirs + 8 * torch.finfo(F32).eps:
+                        far[shape, dims, wide, k] = (error, theirs)
+    assert not far
+
+
 def test_the_same_call_gives_the_same_bits() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.sum(), x.sum(0), torch.softmax(x, -1), x.var(1)

@@ -57,6 +57,34 @@ CASES: dict[str, Program] = {
         ),
         ("v27",),
     ),
+    "a position that is computed before the conditions under which it is used": Program(
+        (Input("x1", "torch.randint(0, 5, [9, 2]).to(torch.int32)", 901),),
+        (Step("v0", "x1.take_along_dim(x1.argsort(1), 1)"), Step("v3", "torch.stack([v0, v0], 0)")),
+        ("v3",),
+    ),
+    "a scatter of nothing": Program(
+        (Input("x4", "torch.randint(0, 5, [1, 0]).to(torch.int32)", 0),),
+        (Step("v6", "x4.unfold(1, 0, 1)"), Step(None, "v6.zero_()")),
+        ("v6",),
+    ),
+    "a mean of equal values over short loops": Program(
+        (Input("x3", "torch.randint(0, 5, [9, 9, 1, 9]).to(torch.uint8)", 0),),
+        (
+            Step("v1", "F.embedding(x3.to(torch.int64).abs() % 2, torch.arange(6.0).view(2, 3))"),
+            Step("v2", "F.hardsigmoid(v1)"),
+            Step("v4", "F.l1_loss(v1, v2)"),
+        ),
+        ("v4",),
+    ),
+    "a result and the same detached": Program(
+        (Input("x0", "torch.randn(2, 65)", 874, True),),
+        (
+            Step("v1", "torch.dist(x0, x0 * 2)"),
+            Step("v2", "v1.reshape(-1)"),
+            Step("v3", "v1.detach()"),
+        ),
+        ("v2", "v3"),
+    ),
     "a bool that is gathered under a condition that all lanes share": Program(
         (Input("x1", "torch.randint(-9, 10, (13, 1))", 69),),
         (

@@ -375,7 +375,8 @@ class ExprPrinter:
         """The value of an index that is read from memory, tested where it has to be."""
         payload, size, checked = atom.args
         vector = elem is not None and self.is_vector(payload)
-        key = self._key(payload, vector, (atom, elem))
+        guard = self._guard if checked else None  # what is tested depends on where it is
+        key = self._key(payload, vector, (atom, elem, None if guard is None else guard.text))
         found = self._find(key)
         if found is not None:
             return found
@@ -387,7 +388,6 @@ class ExprPrinter:
         elif not vector and name != "i64":
             text = f"i64({text})"
         if checked:
-            guard = self._guard
             if guard is not None and vector:
                 zeros = f"{elem}x{self.lanes.count}{{}}"
                 lanes, choice = (f"select({guard.text}, {text}, {zeros})", f"{guard.text} ? {text} : {zeros}")

@@ -6,8 +6,8 @@ What comes in: the body of a kernel. What goes out: C++ lines. What holds in bet
   what is left over: as a last vector that does some elements again, where that changes nothing; or as one of
   which some lanes count; or, where the body reads or divides in ways that the other lanes must not, one
   element at a time.
-* Long floating-point sums go through partial sums of at most ``BLOCK`` terms, so that rounding errors do not
-  pile up.
+* Long floating-point sums go through partial sums of at most ``BLOCK`` terms, over however many loops they
+  run, so that rounding errors do not pile up.
 * What does not change in a loop is computed before it.
 
 The next file is ``cpp.py``.
@@ -46,12 +46,14 @@ from .cpp_writer import ADD, Code, Writer, vector_type
 
 __all__ = ["StatementPrinter"]
 
-#: Terms added to one accumulator before it is added to the next.
-BLOCK = 256
-#: A longer sum than this goes through blocks.
-LONG = 512
-#: The iterations of a loop that nothing bounds, for how sums are cut into blocks: two levels of them.
-UNBOUNDED = 1 << 25
+#: The most terms that are added to one accumulator before it is added to the next: as many equal ones are off
+#: by 8 units in the last place, and four times as many by 32, where eager's cascade of sums is off by 2 or 3.
+BLOCK = 64
+#: Fewer terms than this are not worth an accumulator of their own.
+FEW = 16
+#: The iterations of a loop that nothing bounds, for how sums are cut into blocks: three levels of them, two
+#: of a vector loop.
+UNBOUNDED = BLOCK**4
 #: The most scratch that lives on the stack, in bytes.
 STACK = 1 << 16
 #: Scratch whose size varies lies on the stack up to these bytes.
@@ -110,10 +112,10 @@ def _most(loop: Loop) -> int:
 
 def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
     """Into what blocks a loop is cut, in iterations, outermost first; an iteration adds ``terms`` terms."""
-    if terms * trips <= LONG:
+    if terms * trips <= BLOCK:
         return ()
-    sizes = [max(16, BLOCK // terms)]
-    while trips // sizes[0] > LONG:
+    sizes = [max(1, BLOCK // terms)]
+    while trips > sizes[0] * BLOCK:
         sizes.insert(0, sizes[0] * BLOCK)
     return tuple(sizes)
 
@@ -151,7 +153,7 @@ class StatementPrinter:
         ends = self._last_uses(body)
         for k, s in enumerate(body):
             if isinstance(s, Loop):
-                self._loop(s)
+                self._loop_of_several(s, body)
             elif isinstance(s, Init):
                 self._init(s, body[k + 1 :])
             elif isinstance(s, Scratch):
@@ -346,17 +348,32 @@ class StatementPrinter:
 
     def _terms(self, body: Sequence[Stmt]) -> int:
         """The most terms that one run of ``body`` adds to one accumulator of an outer loop."""
-        open_sums = set(self._long_sums(body))
-        most = 0
+        return max(self._terms_of_each(body, set(self._long_sums(body))).values(), default=0)
+
+    def _terms_of_each(self, body: Sequence[Stmt], sums: set[str]) -> Counter[str]:
+        """The terms that ``body`` adds to each of these sums, which it has one after the other."""
+        found: Counter[str] = Counter()
         for s in body:
-            if isinstance(s, Accumulate) and s.name in open_sums:
-                most = max(most, 1)
+            if isinstance(s, Accumulate) and s.name in sums:
+                found[s.name] += 1
             elif isinstance(s, Loop):
-                trip = _most(s) // self.width if s.kind == "vector" else _most(s)
-                most = max(most, trip * self._terms(s.body))
-        return most
+                trip = _most(s)
+                if s.kind == "vector":  # what is left over is one vector more, or elements of one sum
+                    rest = trip % self.width if _trip(s) is not None else min(trip, self.width - 1)
+                    trip = max(trip // self.width + (rest > 0), rest)
+                for name, terms in self._terms_of_each(s.body, sums).items():
+                    found[name] += trip * terms
+        return found
 
     # --- loops ----------------------------------------------------------------------------------------------
+
+    def _loop_of_several(self, s: Loop, body: Sequence[Stmt]) -> None:
+        """A loop of a body that adds up much in several: each adds up its own terms first."""
+        own = self._terms((s,))
+        if FEW <= own < self._terms(body) > BLOCK:
+            self._with_parts((s,), partial(self._loop, s))
+        else:
+            self._loop(s)
 
     def _loop(self, s: Loop) -> None:
         if _trip(s) == 0:
@@ -440,7 +457,7 @@ class StatementPrinter:
     def _serial_loop(self, s: Loop) -> None:
         terms = self._terms(s.body)
         inner = partial(self.body, s.body)
-        if terms >= 16 and terms * _most(s) > LONG and any(isinstance(t, Loop) for t in s.body):
+        if terms >= FEW and terms * _most(s) > BLOCK and any(isinstance(t, Loop) for t in s.body):
             # Each iteration adds up its own terms first.
             terms, inner = 1, partial(self._with_parts, s.body, inner)
 

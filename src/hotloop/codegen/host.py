@@ -197,7 +197,7 @@ class _Host:
         whole = v.sizes == b.sizes and v.strides == b.strides and v.offset == 0 and v.dtype is b.dtype
         owner = self.base_tensor(v.buffer)
         kind = self.s.placements[b.name].kind
-        if whole:
+        if whole and not v.again:
             return owner
         fixed = kind in ("arena", "constant")
         key = v

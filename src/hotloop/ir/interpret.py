@@ -391,7 +391,8 @@ def _scatter(op: Scatter, memory: Memory, buffers: Mapping[str, Buffer]) -> None
     out = buffers[op.out]
     extents = memory.sizes(v.extent for v in op.vars)
     found: list[tuple[Tensor, Tensor]] = []
-    for values in _pieces(0, extents, 1) if extents else [torch.zeros(1, dtype=torch.int64)]:
+    pieces = _pieces(0, extents, 1) if extents else [torch.zeros(1, dtype=torch.int64)]
+    for values in pieces if all(extents) else ():
         at, sizes = _evaluator(op.vars, memory, {op.vars[0]: values} if extents else {})
         position = torch.zeros((), dtype=torch.int64)
         for i, n in zip(op.indices, memory.sizes(out.sizes), strict=True):

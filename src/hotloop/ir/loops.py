@@ -125,7 +125,8 @@ class Buffer:
 class ViewRef:
     """A strided view of a buffer as a tensor: what extern calls take and what the program gives back.
 
-    ``offset`` and ``strides`` are in elements of ``dtype``.
+    ``offset`` and ``strides`` are in elements of ``dtype``. Outputs that are equal but for ``again`` are
+    tensors of their own over the same elements: autograd marks one of ``y, y.detach()`` and not the other.
     """
 
     buffer: str
@@ -133,6 +134,7 @@ class ViewRef:
     strides: Sizes
     offset: IndexLike
     dtype: torch.dtype
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -381,7 +383,7 @@ def body_text(op: LoopOp) -> str:
 
 def _value_text(v: Any) -> str:
     if isinstance(v, ViewRef):
-        return f"{v.buffer}{list(v.sizes)}:{list(v.strides)}+{v.offset}"
+        return f"{v.buffer}{list(v.sizes)}:{list(v.strides)}+{v.offset}{' again' if v.again else ''}"
     if isinstance(v, (tuple, list)):
         return "[" + ", ".join(map(_value_text, v)) + "]"
     return repr(v)

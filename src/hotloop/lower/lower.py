@@ -220,9 +220,20 @@ class _Walk:
 
     def _output(self, node: torch.fx.Node) -> None:
         returned: dict[str, set[int]] = {}
+        owners: dict[ViewRef, list[torch.fx.Node]] = {}  # nodes are tensors of their own, however equal
+        for n, value in self.values.items():
+            if n.op == "placeholder" and isinstance(value, View):
+                ref = self.builder.try_strided(value)
+                owners |= {} if ref is None else {ref: [n]}
         results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
         for result in results:
-            self.outputs.append(self._returned(result, returned))
+            out = self._returned(result, returned)
+            if isinstance(out, ViewRef) and isinstance(result, torch.fx.Node):
+                nodes = owners.setdefault(out, [])
+                if result not in nodes:
+                    nodes.append(result)
+                out = replace(out, again=nodes.index(result))
+            self.outputs.append(out)
 
     # --- helpers --------------------------------------------------------------------------------------------
 

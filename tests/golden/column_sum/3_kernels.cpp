@@ -7,8 +7,8 @@ extern "C" i64 cpp_red_sum_0(const f32* __restrict in0, f32* __restrict out0) {
             f32x8 acc0_b = splat<f32x8>(0.0f);
             f32x8 acc0_c = splat<f32x8>(0.0f);
             f32x8 acc0_d = splat<f32x8>(0.0f);
-            for (i64 i1_block0 = 0; i1_block0 < 2048; i1_block0 += 256) {
-                const i64 i1_stop0 = minimum<i64>(i1_block0 + 256, 2048);
+            for (i64 i1_block0 = 0; i1_block0 < 2048; i1_block0 += 64) {
+                const i64 i1_stop0 = minimum<i64>(i1_block0 + 64, 2048);
                 f32x8 acc0_part0_a = splat<f32x8>(0.0f);
                 f32x8 acc0_part0_b = splat<f32x8>(0.0f);
                 f32x8 acc0_part0_c = splat<f32x8>(0.0f);
