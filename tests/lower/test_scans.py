@@ -104,20 +104,3 @@ def test_gradients() -> None:
     """The derivative of a running sum is one in the other direction: the reversal is read by the scan."""
     schedule = check_schedule(lambda g: g.flip(1).cumsum(1), torch.randn(9, 40))
     assert len(schedule.steps) == 1
-
-
-@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
-def test_masked_scatter(dtype: torch.dtype) -> None:
-    x, mask, source = data(4, 6, dtype=dtype), data(4, 6, dtype=torch.bool), data(5, 5, dtype=dtype)
-    check(lambda x, m, s: x.masked_scatter(m, s), x, mask, source, exact=True)
-    check_schedule(lambda x, m, s: x.masked_scatter(m, s), x, mask, source)
-    check(lambda x, m, s: x.masked_scatter(m, s), x, mask[1], source, exact=True)
-    check(lambda x, m, s: x.masked_scatter(m, s), x.t(), mask.t(), source.t(), exact=True)
-    check(lambda x, m, s: x.masked_scatter(m, s), x[0, 0], mask[0, 0], source, exact=True)
-    check(lambda x, m, s: x.masked_scatter(m, s), x, mask & ~mask, source[:0], exact=True, own=False)
-
-
-def test_a_masked_scatter_of_too_few_elements() -> None:
-    program = check(lambda x, m, s: x.masked_scatter(m, s), data(4), data(4) > 9, data(2))
-    with pytest.raises(IndexError, match="out of range"):
-        run_program(program, [data(4), torch.ones(4, dtype=torch.bool), data(2)])

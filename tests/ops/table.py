@@ -78,7 +78,8 @@ _SHORT = {
 }  # fmt: skip
 _COLUMNS = [
     ("float32", "forward"), ("float32", "backward"), ("float32", "dynamic"), ("bfloat16", "forward"),
-    ("bfloat16", "backward"), *((d, "forward") for d in DTYPES if d not in ("float32", "bfloat16")),
+    ("bfloat16", "backward"), ("float64", "forward"), ("float64", "backward"),
+    *((d, "forward") for d in DTYPES if d not in ("float32", "bfloat16", "float64")),
 ]  # fmt: skip
 _SUFFIX = {"forward": "", "backward": " bwd", "dynamic": " dyn"}
 

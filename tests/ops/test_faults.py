@@ -137,7 +137,6 @@ REFUSED: dict[str, tuple[Function, torch.Tensor]] = {
     "True less floats": (lambda x: True - x, torch.ones(3)),
     "interpolation of integers": (lambda x: torch.lerp(x, x, 0.5), torch.ones(3, dtype=torch.int8)),
     "distances in bfloat16": (lambda x: torch.cdist(x, x, 1.0), torch.ones(2, 2).bfloat16()),
-    "distances in float16": (lambda x: torch.pdist(x, 1.0), torch.ones(2, 2).half()),
     "unpooled integers": (lambda x: F.max_unpool2d(x, x * 0, 2), torch.ones(1, 1, 2, 2, dtype=torch.int64)),
     "unfolded integers": (lambda x: F.unfold(x, 2), torch.ones(1, 1, 2, 2, dtype=torch.int64)),
     "index_reduce of bools": (

@@ -50,7 +50,7 @@ _LOWERED = _names(
     diagonal_copy expand_copy squeeze_copy unsqueeze_copy t_copy transpose_copy unfold_copy
     split_with_sizes_copy index_add index_copy index_fill embedding_dense_backward
     _unsafe_masked_index_put_accumulate max_unpool2d max_unpool3d im2col col2im
-    masked_scatter frexp _trilinear grid_sampler_3d
+    frexp _trilinear
     """
 )
 
@@ -58,7 +58,7 @@ _LOWERED = _names(
 _LIBRARY = _names(
     """
     addmm baddbmm addr mv dot vdot _scaled_dot_product_flash_attention_for_cpu bernoulli native_dropout
-    lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine
+    masked_scatter grid_sampler_3d lstm gru rnn_tanh rnn_relu fake_quantize_per_tensor_affine
     fake_quantize_per_channel_affine
     """
 )

@@ -1,4 +1,4 @@
-"""Lowering rules of distances between vectors: dist, cdist, pdist, and the derivative of cdist.
+"""Lowering rules of distances between vectors: dist, cdist, and the derivative of cdist.
 
 What comes in: tensors of vectors and the norm's number. What goes out: a ``Pointwise`` of differences, which
 the scheduler folds away, and the reductions of a norm. What holds in between: where eager multiplies matrices
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from hotloop.ir import expr as ex
-from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
 from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
@@ -80,40 +79,6 @@ def _cdist(b: Builder, node: Node, x: View, y: View, p: float, compute_mode: int
     return vector_norm(b, node, differences, p, -1)
 
 
-def _pdist(b: Builder, node: Node, x: View, p: float = 2) -> Any:
-    """The distances of every two rows ``i < j``, those of the first row with all others first."""
-    out = result(node)
-    if not _known(_WIDE, out.dtype, x) or out.numel() == 0:
-        return NotImplemented
-    n = sz.static(x.sizes[0])
-
-    def difference(v: Vars) -> Expr:
-        k, m = v
-        first, second = _pair(ex.index_value(k), n)
-        rows = (ix.indirect(row, n, checked=False) for row in (first, second))
-        return _minus(*(x.at((row, m)) for row in rows))
-
-    differences = b.pointwise((*out.shape, x.sizes[1]), out.dtype, difference)
-    return vector_norm(b, node, differences, p, -1)
-
-
-def _pair(k: Expr, n: int) -> tuple[Expr, Expr]:
-    """The ``k``-th of the pairs ``i < j < n``.
-
-    The rows before ``i`` have ``i (2n - 1 - i) / 2`` pairs; the square root that solves this is exact where a
-    row begins, and too large by more than its rounding before that.
-    """
-    wide, whole = torch.float64, torch.int64
-    b = ex.const(2 * n - 1, wide)
-    inside = ex.call("sub", ex.call("mul", b, b), ex.call("mul", ex.cast(k, wide), ex.const(8, wide)))
-    twice = ex.call("sub", b, ex.call("sqrt", inside))
-    i = ex.cast(ex.call("mul", twice, ex.const(0.5, wide)), whole)
-    left = ex.call("sub", ex.const(2 * n - 1, whole), i)
-    before = ex.call("shr", ex.call("mul", i, left), ex.const(1, whole))
-    j = ex.call("add", ex.call("add", ex.call("sub", k, before), i), ex.const(1, whole))
-    return i, j
-
-
 def _cdist_backward(b: Builder, node: Node, grad: View, x: View, y: View, p: float, distances: View) -> Any:
     """The gradient of ``x``; a distance of 0 has none."""
     out = result(node)
@@ -151,6 +116,5 @@ def _slope(d: Expr, distance: Expr, g: Expr, p: float) -> Expr:
 RULES: dict[Any, Rule] = {
     aten.dist.default: _dist,
     aten._cdist_forward.default: _cdist,
-    aten._pdist_forward.default: _pdist,
     aten._cdist_backward.default: _cdist_backward,
 }

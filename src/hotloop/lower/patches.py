@@ -5,7 +5,7 @@ plane (``nn.Fold``). What goes out: for windows to columns one ``Pointwise`` wit
 the plane; for columns to planes one ``Reduce`` over the windows that hold an element. What holds in between:
 a column has the elements of all channels, channel by channel, and windows are counted row by row.
 
-The next file is ``sampling.py``.
+The next file is ``products.py``.
 """
 
 from __future__ import annotations

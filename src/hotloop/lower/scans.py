@@ -1,4 +1,4 @@
-"""Lowering rules of running sums, products and extremes along a dimension, and of what counts with them.
+"""Lowering rules of running sums, products and extremes along a dimension.
 
 What comes in: a view and the dimension. What goes out: one ``Scan``, two for extremes with their positions.
 What holds in between: the running value has the dtype that eager's has: float64 for float32, float32 for
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hotloop.ir import expr as ex
-from hotloop.ir import index as ix
 from hotloop.ir.expr import Expr
 
 from .builder import Builder, Rule, View
@@ -77,27 +76,7 @@ def _extremes(kind: str) -> Rule:
     return rule
 
 
-def _masked_scatter(b: Builder, node: Node, x: View, mask: View, source: View) -> Any:
-    """The elements of ``source`` in order, wherever the mask holds: a count so far says which one."""
-    like = result(node)
-    known = {x.dtype, source.dtype} == {like.dtype} and like.dtype in SUPPORTED
-    if not known or mask.dtype is not torch.bool or source.numel == 0:
-        return NotImplemented
-    sizes = tuple(like.shape)
-    whole, chosen = x.expand(sizes), mask.expand(sizes)
-    row, given = chosen.reshape((chosen.numel,)), source.reshape((source.numel,))
-    so_far = b.scan(row.sizes, 0, "sum", torch.int64, lambda v: ex.cast(row.at(v), torch.int64))
-    counts = so_far.reshape(sizes)
-
-    def element(v: Any) -> Expr:
-        at = ex.call("sub", counts.at(v), ex.const(1, torch.int64))
-        return ex.masked(chosen.at(v), given.at((ix.indirect(at, source.numel),)), whole.at(v))
-
-    return moved(b, like, element)
-
-
 RULES: dict[Any, Rule] = {
-    aten.masked_scatter.default: _masked_scatter,
     aten.cumsum.default: _cumulative("sum"),
     aten.cumprod.default: _cumulative("prod"),
     aten.logcumsumexp.default: _cumulative("logaddexp"),
