@@ -130,6 +130,25 @@ def test_a_refused_fusion_is_logged_and_dumped(tmp_path: Path) -> None:
     assert all(" + " in line and ": " in line for line in file.read_text().splitlines())
 
 
+def test_each_kernel_has_a_row_in_the_profiler() -> None:
+    def rows(**options: object) -> dict[str, int]:
+        torch._dynamo.reset()
+        w = torch.randn(10, 4, requires_grad=True)
+        f = torch.compile(model, backend="hotloop", options=options)
+        f(arguments()[0], w).sum().backward()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(3):
+                f(arguments()[0], w).sum().backward()
+        return {e.key: e.count for e in profile.key_averages() if "cpp_" in e.key}
+
+    found = rows(**{"cpp.enable_kernel_profile": True})
+    graphs = {re.fullmatch(r"graph_(\d+)_cpp_\w+", row)[1] for row in found}  # type: ignore[index]
+    assert len(graphs) == 2  # forward and backward
+    assert any("cpp_red_mul_softmax_0" in row for row in found)
+    assert set(found.values()) == {3}
+    assert rows() == {}
+
+
 # ---------------------------------------------------------------- dumps
 
 

@@ -59,7 +59,7 @@ from hotloop.runtime.packing import (
     Fingerprints,
 )
 from hotloop.runtime.pool import OutputPool
-from hotloop.runtime.program import Runtime, load_program
+from hotloop.runtime.program import Runtime, load_program, profiled
 from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
 from hotloop.schedule.schedule import arrange, choices, settle
 
@@ -255,7 +255,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         if config.max_autotune:
             settings["machine"] = machine_name()  # what was measured here may be slow elsewhere
         key = _graph_key(gm, kind, config, log, settings)
-        known = None if key is None else _recall(key, gm, name, level, config, log)
+        known = None if key is None else _recall(key, gm, level, config, log)
         if known is not None:
             return known
         log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
@@ -290,7 +290,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         elif key is not None and not objects:
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
             graph_cache.save(_cache_of(config), *key, gm, host, texts, plan.program.constants)
-        call = link(functions, host, Bound(name, plan.program.constants, objects), level, config)
+        call = link(functions, host, Bound(name, plan.program.constants, objects, log.number), level, config)
         write = log.later("inputs.json")
         return call if write is None else _describing(call, write)
 
@@ -398,7 +398,7 @@ def _graph_key(
 
 
 def _recall(
-    key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, name: str, level: Any, config: Config, log: Log
+    key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, level: Any, config: Config, log: Log
 ) -> Compiled | None:
     """The callable of a graph that was compiled before, by this process or another."""
     found = graph_cache.load(_cache_of(config), *key, gm)
@@ -409,7 +409,7 @@ def _recall(
     for f in functions:
         log.artifact("kernel_code", partial(str, f.text))
     log.artifact("output_code", lambda: "\n\n".join([*(f.text for f in functions), text.host]))
-    return link(functions, text.host, Bound(name, constants, ()), level, config)
+    return link(functions, text.host, Bound(log.name, constants, (), log.number), level, config)
 
 
 @contextmanager
@@ -440,11 +440,12 @@ def _reported(log: Log) -> Iterator[None]:
 @dataclass(frozen=True)
 class Bound:
     """What a host program refers to by name or number: the graph's own tensors, and objects without a
-    literal."""
+    literal. ``number`` is the graph's own in this process."""
 
     name: str
     constants: Mapping[str, torch.Tensor]
     objects: Sequence[Any]
+    number: int = 0
 
 
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
@@ -458,6 +459,8 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
             for f in own:
                 found[f.symbol] = library.function(f.symbol, [ctypes.c_void_p] * parameter_count(f))
                 found[f.symbol].restype = ctypes.c_int64
+    if config.cpp.enable_kernel_profile:
+        found = {name: profiled(f, f"graph_{bound.number}_{name}") for name, f in found.items()}
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
     runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool)
     return load_program(host, f"<hotloop {bound.name}>", runtime)

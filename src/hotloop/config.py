@@ -94,8 +94,7 @@ class Cpp:
     enable_kernel_profile: bool = _option(
         False,
         "Give each kernel its own row in torch.profiler, named graph_<n>_<kernel>.",
-        code=True,
-        used=False,
+        code=False,
     )
 
 

@@ -96,6 +96,7 @@ class Log:
         self, config: Config, *, graph_id: int = 0, kind: Kind = "inference", record: bool = False
     ) -> None:
         self._config = config
+        self.number = graph_id
         self._graph = f"model__{graph_id}_{kind}"
         self._record = record or config.debug
         self._dumping = config.debug

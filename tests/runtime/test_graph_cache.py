@@ -164,7 +164,7 @@ OPTIONS = {
     "precision": "eager", "freezing": True, "fallback_random": True, "cpp_wrapper": True, "unfused": True,
     "parallel_threshold": 7, "cudagraphs": True, "max_autotune": True, "weight_packing": "off",
     "max_autotune_gemm_backends": "CPP", "cpp.simd": "scalar", "cpp.cxx": "clang++", "cpp.threads": 3,
-    "cpp.enable_kernel_profile": True, "memory_pool": False,
+    "memory_pool": False,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityErr
 from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels
 from hotloop.runtime.pool import OutputPool, give_back
 
-__all__ = ["Runtime", "load_program"]
+__all__ = ["Runtime", "load_program", "profiled"]
 
 #: Arenas of one program kept for the next calls: more than this only while as many calls run at once.
 KEPT_FRAMES = 2
@@ -177,6 +177,16 @@ class Runtime:
         if error == 2:
             raise IntegerDivisionError("ZeroDivisionError" + at)
         raise ProbabilityError("a probability is outside [0, 1]" + at)
+
+
+def profiled(kernel: Callable[..., int], row: str) -> Callable[..., int]:
+    """A kernel whose calls are a row of their own in ``torch.profiler``."""
+
+    def call(*args: Any) -> int:
+        with torch.profiler.record_function(row):
+            return kernel(*args)
+
+    return call
 
 
 def load_program(text: str, filename: str, runtime: Runtime) -> Call:
