@@ -122,5 +122,13 @@ def test_stays_whole(name: str) -> None:
 
 
 def test_no_operator_with_a_rule_is_taken_apart() -> None:
-    """Its rule would be dead, and one node with one rounding would become a chain of nodes."""
-    assert sorted(str(k) for k in decompositions() if k in RULES) == []
+    """Its rule would be dead, and one node with one rounding would become a chain of nodes. A norm becomes a
+    norm with other arguments."""
+    assert [str(k) for k in decompositions() if k in RULES] == ["aten.linalg_vector_norm.default"]
+
+
+def test_norms_count_dimensions_from_the_front() -> None:
+    """torch 2.11 announces a wrong shape for others."""
+    gm = trace(lambda x: torch.linalg.vector_norm(x, dim=(-2, 0)), torch.randn(3, 1, 4))
+    (norm,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.linalg_vector_norm.default)
+    assert norm.args[2] == [1, 0] and norm.meta["val"].shape == (4,)

@@ -40,7 +40,7 @@ _LOWERED = _names(
     _prelu_kernel gelu_backward silu_backward hardswish_backward hardsigmoid_backward hardtanh_backward
     leaky_relu_backward elu_backward softplus_backward threshold_backward sigmoid_backward tanh_backward
     zeros zeros_like ones ones_like full full_like empty_like new_empty new_zeros new_ones new_full fill
-    zero arange eye linspace tril triu sum all any aminmax count_nonzero nansum var std var_mean std_mean
+    arange eye linspace tril triu sum all any aminmax count_nonzero nansum var std var_mean std_mean
     logsumexp norm roll stack select_scatter embedding reflection_pad1d reflection_pad2d reflection_pad3d
     replication_pad1d replication_pad2d replication_pad3d take_along_dim unfold pixel_shuffle
     pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
@@ -79,13 +79,29 @@ def _packets(names: Sequence[str]) -> list[Any]:
     return [packet for packet in found if packet is not None]
 
 
+def _norm(
+    x: torch.Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """A norm whose dimensions are counted from the front: torch 2.11 announces a shape of too many for a
+    dimension of size 1 that is counted from the end."""
+    if dim is None or x.dim() == 0 or all(d >= 0 for d in dim):
+        return NotImplemented
+    return torch.linalg.vector_norm(x, ord, [d % x.dim() for d in dim], keepdim, dtype=dtype)
+
+
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """From operator overload to the function that takes it apart."""
     core = {k: f for k, f in core_decompositions().items() if _seen_in_graphs(k)}
     table = {**core, **decompositions_of(_packets(_FUSIBLE)), **foreach.decompositions}
     whole = {getattr(p, o) for p in _packets([*_LOWERED, *_LIBRARY]) for o in p.overloads()}
-    return MappingProxyType({k: f for k, f in table.items() if k not in whole})
+    own = {torch.ops.aten.linalg_vector_norm.default: _norm}
+    return MappingProxyType({**{k: f for k, f in table.items() if k not in whole}, **own})
 
 
 def _seen_in_graphs(target: Any) -> bool:

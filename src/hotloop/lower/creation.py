@@ -151,7 +151,7 @@ def _triangle(keeps: str) -> Rule:
 def _rules() -> dict[Any, Rule]:
     named: dict[str, Rule] = {
         # Memory that eager leaves unset is set to zero: it costs nothing where nobody reads it.
-        **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero"), _constant(0)),
+        **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), _constant(0)),
         **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_permuted"), _constant(0)),
         **dict.fromkeys(("empty_strided", "new_empty_strided"), _empty_strided),
         **dict.fromkeys(("ones", "ones_like", "new_ones"), _constant(1)),

@@ -522,8 +522,11 @@ def _replaced(
 ) -> Any:
     """``x`` with the elements where ``where`` holds taken from ``src``."""
     like = result(node)
-    # Eager keeps the strides of ``x`` here, gaps and all: only PyTorch makes such a tensor.
-    dense = _dense_order(tuple(like.shape), tuple(like.stride())) is not None
+    # Eager keeps the strides of ``x`` here, gaps and all: only PyTorch makes such a tensor. Of one that
+    # overlaps itself it makes a dense one, though torch 2.11 announces something else.
+    sizes, strides = tuple(like.shape), tuple(like.stride())
+    overlaps = any(s == 0 and n != 1 for n, s in zip(sizes, strides, strict=True))
+    dense = overlaps or _dense_order(sizes, strides) is not None
     if x.dtype not in SUPPORTED or src.dtype not in SUPPORTED or not dense:
         return NotImplemented
     return moved(b, like, lambda v: ex.masked(where(v), ex.cast(src.at(at(v)), x.dtype), x.at(v)))
