@@ -57,6 +57,7 @@ from hotloop.runtime.packing import (
     FINGERPRINTS,
     FINGERPRINTS_NAME,
     Fingerprints,
+    SharedPanels,
 )
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program, profiled
@@ -462,7 +463,7 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     if config.cpp.enable_kernel_profile:
         found = {name: profiled(f, f"graph_{bound.number}_{name}") for name, f in found.items()}
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
-    runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool)
+    runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool, _shared_panels())
     return load_program(host, f"<hotloop {bound.name}>", runtime)
 
 
@@ -514,6 +515,11 @@ def _cache_of(config: Config) -> Cache:
 @cache
 def _cache(cache_dir: str, limit: int) -> Cache:
     return Cache(cache_dir, limit)
+
+
+@cache
+def _shared_panels() -> SharedPanels:
+    return SharedPanels()
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hotloop import backend, compat
-from hotloop.runtime.packing import Convolution
+from hotloop.runtime.packing import Convolution, Panels
 from judge import assert_as_accurate, reference_of
 
 X = torch.randn(2, 8, 9, 11)
@@ -323,3 +323,25 @@ def test_threads_multiply_by_the_weight_of_the_moment() -> None:
     net = Products().requires_grad_(False)
     compiled = torch.compile(net, backend="hotloop", fullgraph=True, dynamic=False)
     call_in_threads(net, compiled, ROWS, 30)
+
+
+def test_programs_for_several_sizes_share_what_they_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Panels] = []
+    original = backend.Runtime.panels
+
+    def panels(self: backend.Runtime, *numbers: object) -> Panels:
+        found.append(original(self, *numbers))
+        return found[-1]
+
+    monkeypatch.setattr(backend.Runtime, "panels", panels)
+    torch._dynamo.reset()
+    net = Products().requires_grad_(False)
+    compiled = torch.compile(net, backend="hotloop", fullgraph=True, dynamic=False)
+    inputs = [torch.randn(rows, 24) for rows in (3, 20, 70)]
+    for _ in range(2):
+        for x in inputs:
+            assert_as_accurate(compiled(x), net(x), reference_of(net, x))
+        assert len(found) == 6 and all(p.kept_bytes for p in found)
+        assert len({id(p._kept) for p in found}) == 2  # one for each weight
+        net.a.weight.mul_(2)  # noticed by each
+        net.b.weight.data.add_(1)

@@ -105,16 +105,20 @@ static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel,
                 multiply_tile<decltype(height)::value, C>(left + stride * row + first, stride, right, terms, tile + C * row, first);
             });
         } else {
-            constexpr bool ONCE = MOST > 2 * R;  // for many tiles, the panel is widened once
+            // For many tiles, the panel is widened once; rows that vary decide at run time.
+            constexpr bool MANY = MOST > 2 * R, FEW = !MANY || REST < 0;
             i64 whole = (terms + G - 1) / G * G;
-            alignas(64) f32 strip[R * BLOCK], wide[ONCE ? BLOCK * C : 1];
-            if constexpr (ONCE) widen_panel<C>(right, whole, wide);
-            each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
-                constexpr int H = decltype(height)::value;
-                widen_rows(left + stride * row + first, stride, H, terms, whole, strip, BLOCK);
-                if constexpr (ONCE) multiply_tile<H, C>(strip, BLOCK, wide, whole, tile + C * row, first);
-                else multiply_tile<H, C>(strip, BLOCK, right, whole, tile + C * row, first);
-            });
+            alignas(64) f32 strip[R * BLOCK], wide[MANY ? BLOCK * C : 1];
+            auto all = [&](const auto* from) __attribute__((always_inline)) {
+                each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
+                    constexpr int H = decltype(height)::value;
+                    widen_rows(left + stride * row + first, stride, H, terms, whole, strip, BLOCK);
+                    multiply_tile<H, C>(strip, BLOCK, from, whole, tile + C * row, first);
+                });
+            };
+            if constexpr (FEW)
+                if (!MANY || rows <= 2 * R) { all(right); continue; }
+            if constexpr (MANY) { widen_panel<C>(right, whole, wide); all((const f32*)wide); }
         }
     }
 }

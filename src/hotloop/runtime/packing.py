@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ __all__ = [
     "FINGERPRINT_NAME",
     "SAMPLES",
     "Convolution",
+    "PackedWeight",
     "Panels",
     "keep_private",
 ]
@@ -74,7 +76,9 @@ FINGERPRINTS_NAME = "hotloop_fingerprints"
 #: address, bytes, and whether all of them count. What a look costs is the way to memory, page tables
 #: included, so that all places are asked for before the first is waited for.
 FEW = 4
-FINGERPRINTS = FINGERPRINT + f"""\
+FINGERPRINTS = (
+    FINGERPRINT
+    + f"""\
 extern "C" i64 {FINGERPRINTS_NAME}(const i64* rows, i64 count) {{
     typedef u64 word __attribute__((aligned(1), may_alias));
     for (i64 r = 0; r < count; r++)
@@ -96,6 +100,7 @@ extern "C" i64 {FINGERPRINTS_NAME}(const i64* rows, i64 count) {{
     return (i64)(hash ^ (hash >> 33));
 }}
 """
+)
 
 Fingerprints = Callable[[int, int], int]
 
@@ -140,37 +145,59 @@ class _Seen:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight in panels, and the state that it was packed in."""
+
+    seen: _Seen
+    panels: torch.Tensor
+
+
+#: The packed weights that some program keeps, by the weight's identity and the form of its panels.
+SharedPanels = weakref.WeakValueDictionary[tuple[Any, ...], PackedWeight]
+
+
 class Panels:
     """A weight of a matrix product in panels (see ``ir/panels.py``), packed again when it has changed.
 
-    Safe under threads: a call holds the panels that it got.
+    Programs that multiply by one weight, such as those of a model for several lengths of its input, find each
+    other's panels in ``shared``. Safe under threads: a call holds the panels that it got.
     """
 
     def __init__(
-        self, fingerprint: Fingerprint, sizes: Sequence[int], strides: Sequence[int], panels: Sequence[int]
-    ) -> None:
+        self, fingerprint: Fingerprint, shared: SharedPanels, sizes: Sequence[int], strides: Sequence[int],
+        panels: Sequence[int],
+    ) -> None:  # fmt: skip
         self._fingerprint = fingerprint
-        self._sizes, self._strides, self._panels = tuple(sizes), tuple(strides), tuple(panels)
-        self._kept: tuple[_Seen, torch.Tensor] | None = None
+        self._shared = shared
+        self._form = (tuple(sizes), tuple(strides), tuple(panels))
+        self._kept: PackedWeight | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """The panels of ``weight``, seen as a matrix of the sizes and strides given, in the sizes given."""
         kept = self._kept
-        if kept is not None and kept[0].still(weight, self._fingerprint):
-            return kept[1]
+        if kept is not None and kept.seen.still(weight, self._fingerprint):
+            return kept.panels
         self._kept = None
+        key = (id(weight), weight.dtype, *self._form)
+        kept = self._shared.get(key)
+        if kept is None or not kept.seen.still(weight, self._fingerprint):
+            kept = self._shared[key] = self._pack(weight)
+        self._kept = kept
+        return kept.panels
+
+    def _pack(self, weight: torch.Tensor) -> PackedWeight:
+        sizes, strides, panels = self._form
         seen = _Seen.of(weight, self._fingerprint)
         with torch.inference_mode(False), torch.no_grad():
             plain = weight if weight.is_inference() else weight.detach()
-            panels = pack_panels(plain.as_strided(self._sizes, self._strides), self._panels)
-        self._kept = (seen, panels)
-        return panels
+            return PackedWeight(seen, pack_panels(plain.as_strided(sizes, strides), panels))
 
     @property
     def kept_bytes(self) -> int:
         """The bytes of the panels, 0 before there are any."""
         kept = self._kept
-        return 0 if kept is None else kept[1].nbytes
+        return 0 if kept is None else kept.panels.nbytes
 
 
 class Convolution:

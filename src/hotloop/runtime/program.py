@@ -17,7 +17,7 @@ import torch
 from hotloop import compat
 from hotloop.codegen.cpp import read_status
 from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError
-from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels
+from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels, SharedPanels
 from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program", "profiled"]
@@ -39,11 +39,13 @@ class Runtime:
         objects: Sequence[Any],
         pool: OutputPool,
         keep_memory: bool = True,
+        shared: SharedPanels | None = None,
     ) -> None:
         self._kernels = kernels
         self._constants = constants
         self._objects = objects
         self._keep = keep_memory
+        self._shared: SharedPanels = SharedPanels() if shared is None else shared
         self.pooled = pool.empty
         self.empty = compat.empty_strided_cpu
         self._pool = pool
@@ -73,7 +75,7 @@ class Runtime:
 
     def panels(self, *numbers: Any) -> Panels:
         """A weight that is kept in panels; see ``Panels`` for the numbers."""
-        made = Panels(self._kernels[FINGERPRINT_NAME], *numbers)
+        made = Panels(self._kernels[FINGERPRINT_NAME], self._shared, *numbers)
         self.packed.append(made)
         return made
 

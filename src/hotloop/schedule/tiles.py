@@ -29,6 +29,8 @@ BLOCK_ROWS = 160
 #: Bytes of rows that stay in the L2 cache beside a panel and what is written.
 KEPT_ROWS = 1 << 20
 
+#: Where the number of rows varies, a block has at least so many.
+USUAL_ROWS = 64
 #: Products of so many rows take as long as it takes to read the weight.
 FEW_ROWS = 8
 #: Whether AMX tiles are known to be right and fast.
@@ -78,11 +80,12 @@ def choose_tiling(
 def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
     """Every tiling that may be the best, the most likely one first."""
     found = []
+    rows = m if isinstance(m, int) else max(sz.hint(m), USUAL_ROWS)
     for tile in tile_shapes(dtype, m, n, level):
         height = tile.height
         rest = m % height if isinstance(m, int) else None
-        tiles = max(1, -(-sz.hint(m) // height))
-        fewest = -(-sz.hint(m) // BLOCK_ROWS)
+        tiles = max(1, -(-rows // height))
+        fewest = -(-rows // BLOCK_ROWS)
         # As many blocks as it takes to have work for every thread.
         blocks = max(fewest, min(-(-4 * threads // panel_count(n, tile.width)), tiles))
         found.append(replace(tile, rows=-(-tiles // blocks) * height, rest=rest))
@@ -98,9 +101,9 @@ def tile_shapes(dtype: torch.dtype, rows: IndexLike, columns: int, level: str) -
     tell only its tiles."""
     if dtype is torch.bfloat16 and level == "amx":
         # Few rows wait for the weight to come from memory: any instructions will do, on panels in one form.
-        few = sz.hint(rows) <= FEW_ROWS
-        height = -(-sz.hint(rows) // -(-sz.hint(rows) // 12)) if few else 32
-        return [Tiling(height, 32, 0, None, "fma" if few else "amx", 32)]
+        if isinstance(rows, int) and rows <= FEW_ROWS:
+            return [Tiling(max(1, rows), 32, 0, None, "fma", 32)]
+        return [Tiling(32, 32, 0, None, "amx", 32)]
     lanes, shapes = TILES[level]
     padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
     found = []
