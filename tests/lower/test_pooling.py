@@ -53,6 +53,19 @@ def test_averages(name: str, dtype: torch.dtype) -> None:
     check(f, image(*shape, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", sorted(AVERAGES))
+def test_derivatives_of_averages(name: str, dtype: torch.dtype) -> None:
+    f, shape = AVERAGES[name]
+    if name == "3d" and dtype is torch.bfloat16:
+        pytest.skip("eager has none")
+    x = image(*shape, dtype=dtype)
+    check(lambda x, g: torch.func.vjp(f, x)[1](g)[0], x, image(*f(x).shape, dtype=dtype))
+    if x.ndim == 4 and dtype is torch.float32 and name != "adaptive_one":  # a mean, and views of it
+        y = x.to(memory_format=torch.channels_last)
+        check(lambda x, g: torch.func.vjp(f, x)[1](g)[0], y, torch.randn_like(f(y)))
+
+
 MAXIMA: dict[str, tuple[Function, tuple[int, ...]]] = {
     "1d": (lambda x: functional.max_pool1d(x, 3, 2, 1), (2, 3, 11)),
     "2d": (lambda x: functional.max_pool2d(x, 2), (2, 3, 8, 7)),

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -111,6 +112,71 @@ def _average(b: Builder, node: Node, x: View, n: int, spans: Spans, divisor: int
     return moved(b, like, element)
 
 
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of ``avg_pool``, along each of the last dimensions."""
+
+    planes: Sequence[IndexLike]
+    kernel: Ints
+    steps: Ints
+    pads: Ints
+    count_include_pad: bool
+
+    def span(self, k: int, o: Index) -> _Span:
+        start = o * self.steps[k] - self.pads[k]
+        # With ceil_mode the last window may stick out beyond the padding: that part never counts.
+        end = ix.minimum(start + self.kernel[k], self.planes[k] + self.pads[k])
+        weight = end - start
+        if not self.count_include_pad:
+            weight = ix.minimum(end, self.planes[k]) - ix.maximum(start, 0)
+        return _Span(start, end, self.kernel[k], weight)
+
+    def covers(self, k: int) -> int:
+        """The most windows that hold one element."""
+        return -(-self.kernel[k] // self.steps[k])
+
+    def window(self, k: int, i: Index, r: IndexLike) -> Index:
+        """The ``r``-th of the windows that may hold element ``i``."""
+        return ix.floordiv(i + self.pads[k], self.steps[k]) - r
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """The windows of ``adaptive_avg_pool``: nearly equal shares of each dimension."""
+
+    planes: Sequence[int]
+    outs: Sequence[int]
+
+    def span(self, k: int, o: Index) -> _Span:
+        size, out = self.planes[k], self.outs[k]
+        start = o * size // out
+        end = ((o + 1) * size + (out - 1)) // out
+        taps = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
+        return _Span(start, end, taps, end - start)
+
+    def covers(self, k: int) -> int:
+        """The most shares that hold one element."""
+        size, out = self.planes[k], self.outs[k]
+        return max(-(-(i + 1) * out // size) - i * out // size for i in range(size))
+
+    def window(self, k: int, i: Index, r: IndexLike) -> Index:
+        """The ``r``-th of the shares that may hold element ``i``."""
+        return ix.floordiv(i * self.outs[k], self.planes[k]) + r
+
+
+def _windows(
+    x: View,
+    n: int,
+    kernel_size: int | Ints,
+    stride: int | Ints,
+    padding: int | Ints,
+    count_include_pad: bool,
+) -> _Windows:
+    kernel = _tuple(kernel_size, n)
+    steps, pads = _tuple(stride, n, kernel), _tuple(padding, n)
+    return _Windows(x.sizes[x.ndim - n :], kernel, steps, pads, count_include_pad)
+
+
 def _avg_pool(n: int) -> Rule:
     def rule(
         b: Builder,
@@ -125,39 +191,85 @@ def _avg_pool(n: int) -> Rule:
     ) -> Any:
         if not _floats(x) or 0 in x.sizes:
             return NotImplemented
-        kernel = _tuple(kernel_size, n)
-        steps = _tuple(stride, n, kernel)
-        pads = _tuple(padding, n)
-        planes = x.sizes[x.ndim - n :]
-
-        def spans(k: int, o: Index) -> _Span:
-            start = o * steps[k] - pads[k]
-            # With ceil_mode the last window may stick out beyond the padding: that part never counts.
-            end = ix.minimum(start + kernel[k], planes[k] + pads[k])
-            weight = end - start
-            if not count_include_pad:
-                weight = ix.minimum(end, planes[k]) - ix.maximum(start, 0)
-            return _Span(start, end, kernel[k], weight)
-
-        return _average(b, node, x, n, spans, divisor_override)
+        how = _windows(x, n, kernel_size, stride, padding, count_include_pad)
+        return _average(b, node, x, n, how.span, divisor_override)
 
     return rule
+
+
+def _shares(x: View, n: int, output_size: Sequence[IndexLike]) -> _Shares:
+    return _Shares([sz.static(s) for s in x.sizes[x.ndim - n :]], [sz.static(s) for s in output_size])
 
 
 def _adaptive_avg_pool(n: int) -> Rule:
     def rule(b: Builder, node: Node, x: View, output_size: Ints) -> Any:
         if not _floats(x) or 0 in x.sizes or 0 in tuple(output_size):
             return NotImplemented
-        planes = [sz.static(s) for s in x.sizes[x.ndim - n :]]
+        return _average(b, node, x, n, _shares(x, n, output_size).span)
 
-        def spans(k: int, o: Index) -> _Span:
-            size, out = planes[k], int(output_size[k])
-            start = o * size // out
-            end = ((o + 1) * size + (out - 1)) // out
-            taps = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
-            return _Span(start, end, taps, end - start)
+    return rule
 
-        return _average(b, node, x, n, spans)
+
+def _average_backward(
+    b: Builder, node: Node, grad: View, n: int, how: _Windows | _Shares, divisor: int | None = None
+) -> Any:
+    """Each element gets its part of the gradients of the windows that hold it."""
+    like = result(node)
+    lead = grad.ndim - n
+    outs = grad.sizes[lead:]
+
+    def part(v: Vars, r: Sequence[IndexLike]) -> Expr:
+        inside: list[Expr] = []
+        at: list[IndexLike] = []
+        weight: IndexLike = 1
+        for k, (i, back, size) in enumerate(zip(v[lead:], r, outs, strict=True)):
+            o = how.window(k, i, back)
+            span = how.span(k, o)
+            inside += [between(o, 0, size), between(i, span.start, span.end)]
+            at.append(o)
+            weight = ix.mul(weight, span.weight)
+        g = compute_value(grad.at((*v[:lead], *at)))
+        by = ex.index_value(weight) if divisor is None else ex.const(divisor, torch.int64)
+        return ex.masked(all_of(inside), ex.call("div", g, ex.cast(by, g.dtype)), ex.const(0.0, g.dtype))
+
+    covers = [how.covers(k) for k in range(n)]
+    if math.prod(covers) > _MOST_TAPS:
+        return b.reduce(tuple(like.shape), covers, "sum", like.dtype, part, like)
+
+    def element(v: Vars) -> Expr:
+        parts = [part(v, r) for r in itertools.product(*map(range, covers))]
+        return reduce(partial(ex.call, "add"), parts)
+
+    return b.pointwise(tuple(like.shape), like.dtype, element, like)
+
+
+def _avg_pool_backward(n: int) -> Rule:
+    def rule(
+        b: Builder,
+        node: Node,
+        grad: View,
+        x: View,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Any:
+        if not _floats(grad) or grad.dtype is not x.dtype or 0 in (*grad.sizes, *x.sizes):
+            return NotImplemented
+        how = _windows(x, n, kernel_size, stride, padding, count_include_pad)
+        return _average_backward(b, node, grad, n, how, divisor_override)
+
+    return rule
+
+
+def _adaptive_avg_pool_backward(n: int) -> Rule:
+    def rule(b: Builder, node: Node, grad: View, x: View) -> Any:
+        if not _floats(grad) or grad.dtype is not x.dtype or 0 in (*grad.sizes, *x.sizes):
+            return NotImplemented
+        how = _shares(x, n, grad.sizes[grad.ndim - n :])
+        return _average_backward(b, node, grad, n, how)
 
     return rule
 
@@ -471,6 +583,10 @@ RULES: dict[Any, Rule] = {
     aten.avg_pool1d.default: _avg_pool(1),
     aten.avg_pool2d.default: _avg_pool(2),
     aten.avg_pool3d.default: _avg_pool(3),
+    aten.avg_pool2d_backward.default: _avg_pool_backward(2),
+    aten.avg_pool3d_backward.default: _avg_pool_backward(3),
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
     aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
     aten.adaptive_avg_pool1d.default: _adaptive_avg_pool(1),
