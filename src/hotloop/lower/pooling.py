@@ -269,6 +269,8 @@ def _adaptive_avg_pool_backward(n: int) -> Rule:
         if not _floats(grad) or grad.dtype is not x.dtype or 0 in (*grad.sizes, *x.sizes):
             return NotImplemented
         how = _shares(x, n, grad.sizes[grad.ndim - n :])
+        if any(how.covers(k) != 1 for k in range(n)):
+            return NotImplemented  # shares that overlap, or repeat, are gathered faster by eager's loops
         return _average_backward(b, node, grad, n, how)
 
     return rule
