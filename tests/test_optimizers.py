@@ -1,4 +1,4 @@
-"""Compiled steps of optimizers: right, without calls through PyTorch, a kernel for each parameter.
+"""Compiled steps of optimizers: right, without calls through PyTorch, one kernel for all parameters.
 
 What comes in: parameters of a few sizes with random gradients. What goes out: nothing. What holds: after
 several steps the parameters are as near to those of a float64 run as eager's are.
@@ -49,11 +49,11 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Schedule]]:
     found: list[Schedule] = []
     original = backend.settle
 
-    def schedule(*args: Any) -> Schedule:
+    def settle(*args: Any) -> Schedule:
         found.append(original(*args))
         return found[-1]
 
-    monkeypatch.setattr(backend, "settle", schedule)
+    monkeypatch.setattr(backend, "settle", settle)
     yield found
     torch._dynamo.reset()
 
@@ -106,10 +106,11 @@ def test_steps(name: str, schedules: list[Schedule]) -> None:
         calls = [s for s in plan.steps if isinstance(s, KernelCall)]
         others = [str(s.target) for s in plan.steps if not isinstance(s, KernelCall)]
         assert not others, "left to PyTorch"
+        # One goes through all parameters and their state, one or two through the numbers that go with them;
+        # the parameter that is a number itself goes with those.
+        assert len(calls) <= 6, [call.kernel.name for call in calls]
         # For each parameter one kernel, which writes it and its state in place, a few for all numbers of
         # steps together, and one to write back a number that several of them read.
-        assert len(calls) <= 2 * len(SIZES) + 4
-        assert len({call.kernel.name for call in calls}) <= 3 + 4, "parameters of one size share a function"
 
 
 def test_steps_in_bfloat16(schedules: list[Schedule]) -> None:

@@ -127,9 +127,7 @@ def slice_fill(cache: Tensor, k: Tensor) -> None:
 PARTS: dict[str, Function] = {
     "index assignment": index_assignment,
     "index_copy": lambda cache, k: cache.index_copy_(2, AT, k)[:, :, 5].sum(),
-    "index_put": lambda cache, k: cache.index_put_((AT // 5, AT // 4, AT), k[0, 0])[
-        0, 0, 0
-    ],
+    "index_put": lambda cache, k: cache.index_put_((AT // 5, AT // 4, AT), k[0, 0])[0, 0, 0],
     "scatter": lambda cache, k: cache.scatter_(2, AT.expand(2, 3, 1, 32), k)[0, 0, 0].sum(),
     "index_fill": lambda cache, k: cache.index_fill_(2, AT, 1.5)[0, 0, 0].sum(),
     "slice": lambda cache, k: cache[:, :, 3:4].copy_(k),

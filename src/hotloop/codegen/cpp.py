@@ -4,9 +4,10 @@ What comes in: kernels. What goes out: translation units, each with the vocabula
 kernel. What holds in between:
 
 * A function is ``extern "C" i64 name(pointer, ...)``: one pointer a parameter, in order, then the sizes that
-  vary as ``i64``, which are passed like pointers. It returns 0, or what ``read_status`` reads: a key of
-  ``ERRORS`` in the lowest two bits, and where it fits the index and the size that do not go together. What
-  it wrote is then unspecified.
+  vary as ``i64``, which are passed like pointers. That of a batch takes the two ends of its table, of which
+  each row is the pointers of one call and its number of points. It returns 0, or what ``read_status`` reads:
+  a key of ``ERRORS`` in the lowest two bits, and where it fits the index and the size that do not go
+  together. What it wrote is then unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
 
 Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no
@@ -32,7 +33,7 @@ from hotloop.ir.kernel import Accumulate, Init, Kernel, Let, Loop, Param, Scratc
 
 from .cpp_expr import COMPARE, ExprPrinter, narrow
 from .cpp_index import fits_32_bits
-from .cpp_stmt import StatementPrinter
+from .cpp_stmt import BATCH_NAMES, StatementPrinter
 from .cpp_text import lanes, prelude, vocabulary
 from .cpp_writer import Writer, register
 
@@ -163,12 +164,16 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
     writer = Writer()
     inside = list(statements(k.body))
     taken = {p.name for p in k.params} | {v.name for v in k.sizes} | {"error"}
+    taken |= set(BATCH_NAMES) if k.parts else set()
     taken |= {t.var.name for t in inside if isinstance(t, Loop)}
     taken |= {t.name for t in inside if isinstance(t, (Let, Init, Scratch))}
     values = ExprPrinter(writer, {p.name: p.dtype for p in k.params}, taken)
     shared = frozenset(p.name for p in k.params if not p.restrict)
     printer = StatementPrinter(writer, values, lane_count(k, level), k.parallel, openmp, shared, k.threshold)
-    printer.body(k.body)
+    if k.parts:
+        printer.batch(k, _parameter)
+    else:
+        printer.body(k.body)
     body = writer.lines()
     if any("&error" in line for line in body):
         body = ["i64 error = 0;", *body, "return error;"]
@@ -184,6 +189,8 @@ def print_kernel(k: Kernel, level: str, openmp: bool = True) -> KernelSource:
 
 def _signature(k: Kernel) -> list[str]:
     params = [*map(_parameter, k.params), *(f"i64 {v.name}" for v in k.sizes)]
+    if k.parts:
+        params = ["const i64* rows", "const i64* rows_end"]
     head = f'extern "C" i64 {k.name}('
     whole = f"{head}{', '.join(params)}) {{"
     if len(whole) <= 110:

@@ -30,9 +30,11 @@ from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import (
     Accumulate,
     Init,
+    Kernel,
     Let,
     Loop,
     Multiply,
+    Param,
     Scratch,
     Stmt,
     Store,
@@ -44,7 +46,10 @@ from .cpp_expr import DIVISIONS, ExprPrinter, Frame, Lanes, Local
 from .cpp_index import fits_32_bits
 from .cpp_writer import ADD, Code, Writer, vector_type
 
-__all__ = ["StatementPrinter"]
+__all__ = ["BATCH_NAMES", "StatementPrinter"]
+
+#: What the function of a batch calls its own.
+BATCH_NAMES = ("rows", "rows_end", "row", "part", "blocks", "from", "to", "first", "last", "points")
 
 #: The most terms that are added to one accumulator before it is added to the next: as many equal ones are off
 #: by 8 units in the last place, and four times as many by 32, where eager's cascade of sums is off by 2 or 3.
@@ -365,6 +370,43 @@ class StatementPrinter:
                     found[name] += trip * terms
         return found
 
+    # --- batches --------------------------------------------------------------------------------------------
+
+    def batch(self, k: Kernel, parameter: Callable[[Param], str]) -> None:
+        """A function's body that runs that of a batch for each row of its table, ``rows`` to ``rows_end``.
+
+        ``parameter`` is how a pointer is declared. A row without points in this part is passed over.
+        """
+        start, stop = (v.name for v in k.sizes)
+        width, line = len(k.params) + 1, self.writer.line
+        part = Loop(ix.var("part", k.parts), 0, k.parts, "parallel", ())
+
+        def rows() -> None:
+            line(f"const i64 from = blocks * part / {k.parts}, to = blocks * (part + 1) / {k.parts};")
+            line("i64 first = 0;")
+            self.writer.open(f"for (const i64* row = rows; first < to; row += {width})")
+            line(f"const i64 {start} = first < from ? {k.BLOCK} * (from - first) : 0;")
+            line(f"const i64 last = {k.BLOCK} * (to - first), points = row[{width - 1}];")
+            line(f"const i64 {stop} = last < points ? last : points;")
+            line(f"first += (points + {k.BLOCK - 1}) / {k.BLOCK};")
+            self.writer.open(f"if ({start} < {stop})")
+            for n, p in enumerate(k.params):
+                line(f"{parameter(p)} = ({parameter(p).rpartition('*')[0]}*)row[{n}];")
+            self.body(k.body)
+            self.writer.close()
+            self.writer.close()
+
+        line("i64 blocks = 0;")
+        self.writer.open(f"for (const i64* row = rows; row < rows_end; row += {width})")
+        line(f"blocks += (row[{width - 1}] + {k.BLOCK - 1}) / {k.BLOCK};")
+        self.writer.close()
+        if k.parallel:
+            self._divided([part], rows)
+        else:
+            self.writer.open(self._header(part))
+            rows()
+            self.writer.close()
+
     # --- loops ----------------------------------------------------------------------------------------------
 
     def _loop_of_several(self, s: Loop, body: Sequence[Stmt]) -> None:
@@ -408,9 +450,13 @@ class StatementPrinter:
                 break
             nest.append(inner)
         self._hoist((s,))
+        self._divided(nest, partial(self.body, nest[-1].body))
+
+    def _divided(self, nest: Sequence[Loop], body: Callable[[], None]) -> None:
+        """Parallel loops around what ``body`` prints."""
         blocks = self._open_openmp(nest) if self.openmp else self._open_parallel_for(nest)
         self._inside_parallel = True
-        self.body(nest[-1].body)
+        body()
         self._inside_parallel = False
         for _ in range(blocks):
             self.writer.close()

@@ -239,15 +239,26 @@ class _Host:
     def kernel(self, step: KernelCall) -> None:
         name = step.kernel.name
         self.setup[name] = f"rt.kernel({name!r})"
-        for p, a in zip(step.kernel.params, step.args, strict=True):
+        for p, a in step.bound:
             if p.role != "in" and self.s.placements[self.base(a).name].late:
                 self.allocate_output(self.base(a))
-        given = [*map(self.pointer, step.args), *(v.name for v in step.kernel.sizes)]
+        if step.points:
+            given = self.table(step)
+        else:
+            given = [*map(self.pointer, step.args), *(v.name for v in step.kernel.sizes)]
         call = f"{name}({', '.join(given)})"
         if step.kernel.checks:
             self.body.append(f"if status := {call}: rt.fault(status, {name!r}, {_places(step.kernel)!r})")
         else:
             self.body.append(call)
+
+    def table(self, step: KernelCall) -> list[str]:
+        """The two ends of the table of a batch, which is kept until the next one is made."""
+        self.body.append('batch = array("q", (')
+        for row, points in zip(step.rows, step.points, strict=True):
+            self.body.append(f"    {', '.join(map(self.pointer, row))}, {points},")
+        self.body += ["))", "batch_rows, _ = batch.buffer_info()"]
+        return ["batch_rows", f"batch_rows + {8 * len(step.points) * (len(step.kernel.params) + 1)}"]
 
     def extern(self, step: Extern) -> None:
         into = [b for b in step.outs if b is not None and self.s.placements[b].kind in ("arena", "output")]
@@ -353,7 +364,7 @@ class _Host:
         lines = [
             f'"""{self.name}: the host program that hotloop generated; `build(rt)` gives the callable."""',
             "",
-            *(["import math", ""] if any("math." in line for line in (*self.head, *self.body)) else []),
+            *self.imports(),
             "import torch",
             "from torch import device",
             "",
@@ -399,6 +410,13 @@ class _Host:
             "",
         ]  # fmt: skip
         return "\n".join(lines)
+
+    def imports(self) -> list[str]:
+        """Lines that import what the text uses of Python's library."""
+        lines = (*self.head, *self.body)
+        used = {"from array import array": " array(", "import math": "math."}
+        found = [line for line, word in used.items() if any(word in text for text in lines)]
+        return [*found, ""] if found else []
 
     def frame_symbols(self) -> list[str]:
         """The sizes that an arena and the views in it depend on."""

@@ -468,8 +468,10 @@ def run_schedule(
         if isinstance(step, KernelCall):
             for name in step.args:
                 _place(name, s, memory, arena)
-            flat = {q.name: memory.flat(name) for q, name in zip(step.kernel.params, step.args, strict=True)}
-            run_kernel(step.kernel, flat, scalar, memory.symbols)
+            for k, row in enumerate(step.rows):
+                flat = {q.name: memory.flat(name) for q, name in zip(step.kernel.params, row, strict=True)}
+                own = dict(zip(step.kernel.sizes, (0, step.points[k]), strict=True)) if step.points else {}
+                run_kernel(step.kernel, flat, scalar, {**memory.symbols, **own})
         else:
             run_extern(step, memory, p.buffers)
         for name in dead:

@@ -167,6 +167,11 @@ class Kernel:
     ``bytes`` and ``work`` are estimates where there are any, and ``threshold``, a size and a number, says at
     run time whether threads pay: where the size is that number at least. Two kernels that are equal but for
     ``name`` and ``origins`` share one compiled function.
+
+    ``parts``, where it is not 0, makes it a *batch*: the function takes a table, of whose rows each has the
+    pointers of one call and its number of points, and runs the body for all of them. ``sizes`` are then the
+    two symbols between which the body runs over points. The points of all rows together, in blocks of
+    ``BLOCK``, are divided into so many parts, which threads share out.
     """
 
     name: str
@@ -180,6 +185,9 @@ class Kernel:
     origins: tuple[Origin, ...] = field(default=(), compare=False)
     sizes: tuple[Index, ...] = ()
     threshold: tuple[IndexLike, int] | None = None
+    parts: int = 0
+
+    BLOCK: ClassVar[int] = 1024
 
     def __str__(self) -> str:
         return to_text(self)
@@ -187,10 +195,25 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Run ``kernel`` with these buffers, one a parameter in order."""
+    """Run ``kernel`` with these buffers, one a parameter in order.
+
+    Of a batch, the buffers of its rows follow each other, and ``points`` says how many points each row has.
+    """
 
     kernel: Kernel
     args: tuple[str, ...]
+    points: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The buffers of each row; those of the call itself where it is no batch."""
+        width = max(1, len(self.kernel.params))
+        return tuple(self.args[k : k + width] for k in range(0, len(self.args), width)) or ((),)
+
+    @property
+    def bound(self) -> tuple[tuple[Param, str], ...]:
+        """Each buffer with the parameter that it is bound to."""
+        return tuple(zip(self.kernel.params * len(self.rows), self.args, strict=True))
 
 
 @dataclass(frozen=True)

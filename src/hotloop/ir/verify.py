@@ -551,10 +551,11 @@ class _Schedule:
                 if id(step.kernel) not in sound:
                     sound.add(id(step.kernel))
                     verify_kernel(step.kernel, self._stage)
-                limits = tuple(self._limit(n) for n in step.args)
-                if (id(step.kernel), limits) not in bounded:
-                    bounded.add((id(step.kernel), limits))
-                    self._bounds(step, limits, at)
+                for k, row in enumerate(step.rows):
+                    limits = (*(self._limit(n) for n in row), *step.points[k : k + 1])
+                    if (id(step.kernel), limits) not in bounded:
+                        bounded.add((id(step.kernel), limits))
+                        self._bounds(step, limits, at)
             self._order(at, reads, writes)
         for name in self._outputs:
             if not self._is_available(name):
@@ -568,13 +569,28 @@ class _Schedule:
 
     def _arguments(self, step: KernelCall, at: int) -> None:
         k = step.kernel
-        if len(step.args) != len(k.params):
-            self._fail(f"{k.name} takes {len(k.params)} buffers, not {len(step.args)}", at)
-        for p, name in zip(k.params, step.args, strict=True):
+        if len(step.args) != len(k.params) * max(1, len(step.points)) or bool(step.points) != (k.parts > 0):
+            self._fail(f"{k.name} takes {len(k.params)} buffers a call, not {len(step.args)}", at)
+        if step.points:
+            self._rows_apart(step, at)
+        for p, name in step.bound:
             if self._buffers[name].dtype is not p.dtype:
                 self._fail(f"{name} is {dtype_name(self._buffers[name].dtype)}; {k.name} takes {p}", at)
             if p.role != "in" and self._buffers[name].kind == "constant":
                 self._fail(f"{k.name} writes the constant {name}", at)
+
+    def _rows_apart(self, step: KernelCall, at: int) -> None:
+        """No row of a batch writes what another one touches."""
+        touched: dict[str, int] = {}
+        written: dict[str, int] = {}
+        for k, row in enumerate(step.rows):
+            for p, name in zip(step.kernel.params, row, strict=True):
+                root = self._storage(name)
+                if written.get(root, k) != k or (p.role != "in" and touched.get(root, k) != k):
+                    self._fail(f"{step.kernel.name}: two rows touch {root}, and one of them writes it", at)
+                touched[root] = k
+                if p.role != "in":
+                    written[root] = k
 
     def _limit(self, name: str) -> int | None:
         """The elements of a buffer's memory."""
@@ -582,16 +598,18 @@ class _Schedule:
         return None if nbytes is None else nbytes // self._buffers[name].dtype.itemsize
 
     def _bounds(self, step: KernelCall, extents: Sequence[int | None], at: int) -> None:
-        limits = {p.name: n for p, n in zip(step.kernel.params, extents, strict=True)}
+        limits = {p.name: n for p, n in zip(step.kernel.params, extents, strict=False)}
+        ends = dict(zip(step.kernel.sizes, (0, extents[-1] or 0), strict=True)) if step.points else {}
 
         def visit(body: Sequence[Stmt], ranges: Mapping[Index, IndexLike]) -> None:
             for s in body:
                 if isinstance(s, Loop):
-                    if isinstance(s.start, int) and isinstance(s.stop, int):
-                        if s.start >= s.stop:
+                    start, stop = (sz.plain(ix.substitute(ix.as_index(e), ends)) for e in (s.start, s.stop))
+                    if isinstance(start, int) and isinstance(stop, int):
+                        if start >= stop:
                             continue
-                        narrow = s.start != 0 or s.stop != s.var.extent
-                        own = {s.var: ix.var(s.var.name, s.stop - s.start) + s.start} if narrow else {}
+                        narrow = start != 0 or stop != s.var.extent
+                        own = {s.var: ix.var(s.var.name, stop - start) + start} if narrow else {}
                         visit(s.body, {**ranges, **own})
                     # Bounds that depend on outer variables: the iterations are not known to be all attained.
                     continue
@@ -777,7 +795,7 @@ def _touches(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...
     """
     if isinstance(step, Extern):
         return op_reads(step), op_outputs(step)
-    pairs = list(zip(step.kernel.params, step.args, strict=False))
+    pairs = list(zip(step.kernel.params * len(step.rows), step.args, strict=False))
     return (
         tuple(n for p, n in pairs if p.role == "in"),
         tuple(n for p, n in pairs if p.role != "in"),

@@ -107,6 +107,7 @@ class _Open:
         self.last = position
         self.step = step
         self.before = 0  # bit mask of the steps this one transitively waits for
+        self.level = 0  # how many kernels one after the other it waits for, those of single numbers aside
         self.nodes = 0
         self.depths: dict[str, int] = {}  # of each value a tree may contain, how deep it is nested
         self.buffers: set[str] = set()
@@ -138,6 +139,7 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
         if fusible and enabled:
             assert isinstance(op, (Pointwise, Reduce))
             chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse, bool(written))
+        level = _level(steps, needs)
         if chosen is None:
             chosen = len(steps)
             opened = _Open(position, op if isinstance(op, Extern) else _single(op))
@@ -149,6 +151,7 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             impure = chosen
         opened = steps[chosen]
         opened.last = position
+        opened.level = max(opened.level, level)
         if not isinstance(op, Extern):
             opened.nodes += sum(1 for value in op_values(op) for _ in ex.walk(value))
             if isinstance(op, Pointwise):  # a reduction's result is a leaf
@@ -324,6 +327,8 @@ def _find_group(
         if isinstance(opened.step, Extern):
             continue
         reason = "a dependence passes through another step" if _blocked(steps, s, before) else None
+        if not opened.step.axes and opened.level != _level(steps, _bits(before)):
+            reason = "the numbers there are needed before it can be computed"
         reason = reason or _limits(opened, op)
         if reason is None:
             joined = join(p, opened.step, op)
@@ -334,6 +339,16 @@ def _find_group(
             reason = reason or str(joined)
         refuse(opened.step.names, op.out, reason)
     return _among_numbers(p, steps, op, before)
+
+
+def _level(steps: Sequence[_Open], needs: Iterable[int]) -> int:
+    """The level of what waits for these steps."""
+    level = 0
+    for s in needs:
+        step = steps[s].step
+        number = isinstance(step, Group) and not step.axes
+        level = max(level, steps[s].level + (not number))
+    return level
 
 
 def _blocked(steps: Sequence[_Open], s: int, before: int) -> bool:
@@ -353,6 +368,9 @@ def _among_numbers(
     for s in range(len(steps) - 1, max(-1, len(steps) - 1 - NUMBERS_REACH), -1):
         opened = steps[s]
         if isinstance(opened.step, Extern) or opened.step.axes or _blocked(steps, s, before):
+            continue
+        # What comes after a kernel that reads numbers must not hold up what the next kernel reads.
+        if opened.level != _level(steps, _bits(before)):
             continue
         if _limits(opened, op) is None and isinstance(joined := join(p, opened.step, op), Group):
             opened.step = joined

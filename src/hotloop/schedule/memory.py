@@ -21,7 +21,7 @@ from hotloop.ir.loops import Extern, LoopProgram, ViewRef, op_outputs, op_reads
 
 from .dependences import base_of
 
-__all__ = ["ALIGNMENT", "plan"]
+__all__ = ["ALIGNMENT", "plan", "touched"]
 
 #: Offsets in the arena are multiples of a cache line, which is also the widest vector.
 ALIGNMENT = 64
@@ -44,14 +44,13 @@ class _Life:
 Step = "KernelCall | Extern"
 
 
-def _touched(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def touched(step: KernelCall | Extern) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(buffers read, buffers written) by a step."""
     if isinstance(step, Extern):
         return op_reads(step), op_outputs(step)
-    pairs = list(zip(step.kernel.params, step.args, strict=True))
     return (
-        tuple(a for p, a in pairs if p.role != "out"),
-        tuple(a for p, a in pairs if p.role != "in"),
+        tuple(a for p, a in step.bound if p.role != "out"),
+        tuple(a for p, a in step.bound if p.role != "in"),
     )
 
 
@@ -98,7 +97,7 @@ def _owner(shared: Mapping[str, str], name: str) -> str:
 def _lifetimes(p: LoopProgram, steps: Sequence[KernelCall | Extern]) -> dict[str, _Life]:
     lives: dict[str, _Life] = {}
     for i, step in enumerate(steps):
-        for names in _touched(step):
+        for names in touched(step):
             for name in names:
                 life = lives.setdefault(base_of(p.buffers, name), _Life(i, i))
                 life.last = i
@@ -128,7 +127,7 @@ def _kinds(
         if b.alias_of is None and b.kind in ("input", "constant", "packed"):
             kinds[name] = b.kind
     for step in steps:
-        for name in _touched(step)[1]:
+        for name in touched(step)[1]:
             base = base_of(p.buffers, name)
             if base in kinds:
                 continue
@@ -140,7 +139,7 @@ def _kinds(
     for base in outputs:  # an output without elements has no writer
         kinds.setdefault(base, "output")
     for step in steps:  # nor has an argument without elements, but PyTorch wants a tensor
-        for name in _touched(step)[0]:
+        for name in touched(step)[0]:
             kinds.setdefault(base_of(p.buffers, name), "arena")
     return kinds
 
@@ -151,6 +150,8 @@ def _in_place(
 ) -> KernelCall:  # fmt: skip
     """Let outputs of a kernel take the place of inputs that nobody reads afterwards."""
     params = call.kernel.params
+    if call.points:
+        return call  # nothing in a batch is a temporary of a size that counts
     loads: dict[str, set[Index]] = {}
     stores: dict[str, set[Index]] = {}
     written: dict[str, int] = {}  # the number of the statement that first writes

@@ -20,6 +20,8 @@ from hotloop.ir.kernel import Candidate, Choice, Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Extern, LoopProgram, op_outputs
 
 from .alternatives import Way, alone, operands, title, ways
+from .batches import batch
+from .components import one_by_one
 from .dependences import Uses, analyse, base_of
 from .fuse import Group, fuse
 from .loops import Machine, build_kernel
@@ -52,7 +54,7 @@ def schedule(program: LoopProgram, config: Config, log: Log, threads: int, level
 def arrange(program: LoopProgram, config: Config, log: Log, threads: int, level: str) -> Arrangement:
     """Simplify and fuse: everything that needs no measurement."""
     p = update_in_place(drop_dead(program))
-    p = drop_dead(drop_empty(p)) if config.unfused else simplify(p, threads)
+    p = drop_dead(drop_empty(p)) if config.unfused else one_by_one(simplify(p, threads))
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     uses = analyse(p)
     p = _without_unused(p, uses)
@@ -113,6 +115,8 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
         stored = {m.op.out for m in g.members if m.op.out in needed}
         build = build_ordered if g.ordered else build_kernel
         steps.append(build(g, p.buffers, stored, machine, keep_roundings))
+    if not a.config.unfused:
+        steps = batch(steps, p.buffers, machine)
     planned = plan(p, steps, reuse=not a.config.unfused, keep=a.config.memory_pool)
     final = tuple(_named(s, names) if isinstance(s, KernelCall) else s for s in planned.steps)
     return replace(planned, steps=final)

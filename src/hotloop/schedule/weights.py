@@ -4,7 +4,7 @@ What comes in: an ``Extern`` operation. What goes out: the same, its ``weight`` 
 holds in between: a weight is a graph input or a constant, whole, that nothing in the program writes. Its
 elements fill the memory from its first to its last one: the runtime tells by that memory whether it changed.
 
-The next file is ``memory.py``.
+The next file is ``batches.py``.
 """
 
 from __future__ import annotations
