@@ -1,12 +1,12 @@
 """Matrix products by a module's weight: eager and hotloop side by side, and what the processor can do.
 
     python benchmarks/products.py [--dtype float32,bfloat16,float16] [--shapes 128x768x768,1x4096x4096]
-                                  [--backends hotloop] [--amx] [--json out.json]
+                                  [--backends hotloop] [--json out.json]
 
 Each line is ``relu(linear(x))`` of M rows, N columns, K terms. "of peak" is the share of the processor's peak
 of float32 multiply-adds, measured in the same run by a loop that touches registers alone; "GB/s" is how fast
-the weight is read, which bounds products of few rows. ``--amx`` lets hotloop use AMX where it would call the
-library. A result that is less accurate than eager's, by float64, is a failure. Next: ``models.py``.
+the weight is read, which bounds products of few rows. HOTLOOP_CPP_SIMD chooses other instructions than the
+processor's best. A result that is less accurate than eager's, by float64, is a failure. Next: ``models.py``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 import torch
 
 import harness
+import hotloop
 import judge
 from hotloop.codegen.cpp import Source, function_source, unit_text
 from hotloop.codegen.cpp_text import lanes
 from hotloop.runtime.build import Builder
 from hotloop.runtime.cache import Cache
-from hotloop.runtime.toolchain import detect_simd, find_toolchain
-from hotloop.schedule import tiles
+from hotloop.runtime.toolchain import choose_simd, detect_simd, find_toolchain
 
 SHAPES = (
     "128x768x768,128x3072x768,128x768x3072,128x2048x2048,1024x1024x1024,1024x384x1536,128x4096x11008,"
@@ -127,15 +127,13 @@ def main(arguments: list[str] | None = None) -> int:
     made = harness.parser(__doc__)
     made.add_argument("--dtype", default="float32,bfloat16,float16")
     made.add_argument("--shapes", default=SHAPES, help="MxNxK, separated by commas")
-    made.add_argument("--amx", action="store_true", help="hotloop's own AMX kernels, where there is AMX")
     made.set_defaults(backends="hotloop")
     options = harness.parse(made, arguments)
     backends = options.backends.split(",")
     harness.print_machine()
-    tiles.AMX_IS_MEASURED = tiles.AMX_IS_MEASURED or options.amx
     measure: Callable[[], float] = functools.partial(multiply_add_peak, torch.get_num_threads())
     peak = measure()
-    print(f"level {detect_simd()}, float32 multiply-add peak {peak:.0f} Gflop/s")
+    print(f"level {choose_simd(hotloop.config.cpp.simd)}, float32 multiply-add peak {peak:.0f} Gflop/s")
     columns = "".join(
         f"{name + ' ms':>12}{'Gflop/s':>9}{'of peak':>9}{'GB/s':>7}" for name in ("eager", *backends)
     )

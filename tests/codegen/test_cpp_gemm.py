@@ -1,8 +1,8 @@
 """Products of bfloat16 by instructions that this processor may not have: the loops around them, emulated.
 
 What comes in: the vocabulary's text of ``multiply_amx``, its five instructions replaced by C++ that does what
-Intel's manual says of them. What holds: the sums are those of float64. ``benchmarks/products.py --amx`` runs
-the instructions themselves.
+Intel's manual says of them. What holds: the sums are those of float64. ``schedule/test_products.py`` runs the
+instructions themselves, where the processor has them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from hotloop.ir.panels import PRODUCT_DTYPES, pack_panels, panel_count, panel_gr
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.runtime.toolchain import choose_simd
-from hotloop.schedule import tiles
 from hotloop.schedule.schedule import schedule
 from hotloop.schedule.tiles import TILES, tile_shapes
 from judge import assert_as_accurate, reference_of
@@ -152,9 +151,8 @@ def test_sizes(m: int, k: int, n: int, bias: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("m", "k", "n"), [(37, 20, 100), (8, 20, 16), (100, 9, 8), (3, 11, 130)])
 def test_every_level_and_number_of_threads(
-    m: int, k: int, n: int, level: str, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    m: int, k: int, n: int, level: str, threads: int, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(tiles, "AMX_IS_MEASURED", True)
     model = nn.Sequential(nn.Linear(k, n), nn.GELU()).to(dtype).eval().requires_grad_(False)
     x = torch.randn(m, k).to(dtype)
     made, args = planned(model, x, level=level, threads=threads)

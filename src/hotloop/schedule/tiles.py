@@ -33,8 +33,6 @@ KEPT_ROWS = 1 << 20
 USUAL_ROWS = 64
 #: Products of so many rows take as long as it takes to read the weight.
 FEW_ROWS = 8
-#: Whether AMX tiles are known to be right and fast.
-AMX_IS_MEASURED = False
 
 _WIDE = ((8, 3, 1.0), (6, 4, 1.01), (12, 2, 1.14), (14, 1, 1.5))
 #: By level: the lanes of a register, and for each tile its rows, its columns in registers, and the time that
@@ -72,9 +70,7 @@ def choose_tiling(
     """The tiling of an (m, k) by (k, n) product by a lasting weight, or ``None``: a call of the library."""
     if level not in TILES or dtype not in PRODUCT_DTYPES or min(sz.hint(m) * LEAST, k, n) < LEAST:
         return None
-    best = tilings(dtype, m, n, k, level, threads)[0]
-    # Not before it has been measured: the library has AMX too.
-    return None if best.method == "amx" and not AMX_IS_MEASURED else best
+    return tilings(dtype, m, n, k, level, threads)[0]
 
 
 def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
