@@ -31,6 +31,12 @@ static inline void multiply_tile(const f32* left, i64 stride, const T* panel, i6
     V sum[S][R][N] = {};
     auto rows = [&](i64 k, auto count) __attribute__((always_inline)) {
         constexpr int COUNT = decltype(count)::value;
+        // A few rows wait for the panel: the next page is asked for early, since the processor's own guesses end
+        // where a page does. One row by 4096 x 4096: float32 1.26 ms for 1.34, bfloat16 0.65 for 0.74.
+        if constexpr (S == 2)
+#pragma GCC unroll 16
+            for (int at = 0; at < int(C * COUNT * sizeof(T)); at += 64)
+                __builtin_prefetch((const u8*)(panel + C * k) + 4096 + at);
         V right[N][COUNT];
 #pragma GCC unroll 16
         for (int j = 0; j < N; j++)
