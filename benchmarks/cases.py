@@ -8,6 +8,7 @@ What holds: shapes are those of real models, so that the larger ones do not fit 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -393,8 +394,19 @@ def model_function(sample: zoo.Sample) -> tuple[Function, Inputs]:
     return forward, tuple(sample.inputs.values())
 
 
+def encoder(layers: int) -> tuple[Function, Inputs]:
+    """The loss of a transformer encoder of so many small layers: a large graph that computes little."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(20240229)
+        layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, activation="gelu", batch_first=True)
+        model = torch.nn.Sequential(*(copy.deepcopy(layer) for _ in range(layers)))
+        x = torch.randn(2, 8, 32)
+    return lambda x: model(x).square().mean(), (x,)
+
+
 def function_of(case: str) -> tuple[Function, Inputs]:
-    """The function and inputs of ``micro:<name>`` or ``model:<name>:<size>:<dtype>``."""
+    """The function and inputs of ``micro:<name>``, of ``model:<name>:<size>:<dtype>``, or of
+    ``train:<layers>``, whose result is a loss that wants a backward."""
     kind, _, rest = case.partition(":")
     if kind == "micro":
         return MICRO[rest].function, MICRO[rest].inputs()
@@ -402,7 +414,9 @@ def function_of(case: str) -> tuple[Function, Inputs]:
         name, size, dtype = rest.split(":")
         sample = zoo.ZOO[name].build("full" if size == "full" else "tiny")
         return model_function(sample.to(getattr(torch, dtype)) if dtype != "float32" else sample)
-    raise KeyError(f"{case!r} is neither micro:<name> nor model:<name>:<size>:<dtype>")
+    if kind == "train":
+        return encoder(int(rest))
+    raise KeyError(f"{case!r} is none of micro:<name>, model:<name>:<size>:<dtype>, train:<layers>")
 
 
-__all__ = ["MICRO", "QUICK", "MicroCase", "function_of", "harness", "model_function"]
+__all__ = ["MICRO", "QUICK", "MicroCase", "encoder", "function_of", "harness", "model_function"]

@@ -1,6 +1,6 @@
 """What must be measured in a process of its own: ``worker.py compile|memory CASE BACKEND`` prints JSON.
 
-``CASE`` is ``micro:<name>`` or ``model:<name>:<tiny|full>:<dtype>`` (see ``cases.py``).
+``CASE`` is ``micro:<name>``, ``model:<name>:<tiny|full>:<dtype>`` or ``train:<layers>`` (see ``cases.py``).
 
 "compile": seconds from ``torch.compile`` to the first result, with everything a user waits for: imports of
 Dynamo, of the back end and of its compiler, capture, code generation, build, and the first run.
@@ -30,15 +30,21 @@ from harness import compile_with
 def compile_task(case: str, backend: str) -> dict[str, Any]:
     """Times the first call, and a later one to tell how much of the first was running."""
     function, inputs = function_of(case)
-    with torch.no_grad():
+    trains = case.startswith("train:")
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        result = compiled(*inputs)
+        if trains:
+            result.backward()
+        return time.perf_counter() - begin
+
+    with torch.set_grad_enabled(trains):
         begin = time.perf_counter()
         compiled = compile_with(backend, function)
-        compiled(*inputs)
-        first = time.perf_counter() - begin
-        compiled(*inputs)
-        begin = time.perf_counter()
-        compiled(*inputs)
-        later = time.perf_counter() - begin
+        first = time.perf_counter() - begin + seconds()
+        seconds()
+        later = seconds()
     return {"first_call": first, "later_call": later}
 
 
