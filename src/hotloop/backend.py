@@ -35,7 +35,7 @@ from hotloop.errors import (
     ToolchainError,
     describe_exception,
 )
-from hotloop.graph import layouts, passes, random_states
+from hotloop.graph import convolutions, layouts, passes, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.freezing import freeze
 from hotloop.graph.runnable import print_runnable
@@ -63,6 +63,7 @@ from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program, profiled
 from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
 from hotloop.schedule.schedule import arrange, choices, settle
+from hotloop.schedule.tiles import TILES
 
 __all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link"]
 
@@ -265,6 +266,10 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
             gm = passes.run(gm, config, log)
             if not config.unfused:
                 layouts.channels_last(gm)
+                if config.weight_packing != "off":
+                    if str(level) in TILES:
+                        convolutions.as_products(gm)
+                    convolutions.with_what_follows(gm)
         log.stage("fx_graph_transformed", lambda: gm.print_readable(print_output=False))
         with _stage("lower"):
             program = lower(gm, config, log, name, symbolic)

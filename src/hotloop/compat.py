@@ -396,19 +396,31 @@ def packed_convolution(
     x: torch.Tensor,
     packed: torch.Tensor,
     bias: torch.Tensor | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    numbers: tuple[Sequence[int], Sequence[int], Sequence[int], int],
+    post: tuple[str, Sequence[float], str],
+    added: torch.Tensor | None,
 ) -> torch.Tensor:
     """A 2-D convolution with a weight from `pack_convolution_weight`; the result lies as `x` does.
 
+    `numbers` are padding, stride, dilation and groups; `added` is a tensor that is added to the result, or
+    `post` the activation that follows, with its numbers and its algorithm.
     torch 2.11 to 2.14: `torch.ops.mkldnn._convolution_pointwise`.
     """
-    out: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(
-        x, packed, bias, padding, stride, dilation, groups, "none", [], ""
-    )
+    call: Any = torch.ops.mkldnn._convolution_pointwise
+    if added is None:
+        out: torch.Tensor = call(x, packed, bias, *numbers, *post)
+    else:
+        out = call.binary(x, added, packed, bias, *numbers, "add", None, None, [], "")
     return out
+
+
+def pointwise_convolution(binary: bool) -> Any:
+    """oneDNN's convolution with an activation, or with a sum and one; `None` in a build without.
+
+    torch 2.11 to 2.14: `torch.ops.mkldnn._convolution_pointwise` and its overload `binary`.
+    """
+    packet = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+    return getattr(packet, "binary" if binary else "default", None)
 
 
 def packed_bytes(packed: torch.Tensor) -> int:

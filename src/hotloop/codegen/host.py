@@ -262,7 +262,7 @@ class _Host:
 
     def extern(self, step: Extern) -> None:
         into = [b for b in step.outs if b is not None and self.s.placements[b].kind in ("arena", "output")]
-        args = [self.argument(a) for a in (step.args if step.weight is None else step.args[:3])]
+        args = [self.argument(a) for a in (step.args if step.weight is None else _tensors(step))]
         kwargs = [f"{k}={self.argument(a)}" for k, a in step.kwargs.items()]
         if into:
             kwargs.append(f"out={self.base_tensor(into[0])}")
@@ -294,16 +294,21 @@ class _Host:
 
     def keeper(self, step: Extern) -> str:
         """A name for the object that makes this call and keeps what it made of the weight."""
-        x, _, _, stride, padding, dilation, _, _, groups = step.args
-        name = f"convolution{self.counter}"
+        assert step.weight is not None
+        numbers, post = step.args[step.weight + 2 :], ""
+        if len(numbers) == 6:  # aten.convolution
+            stride, padding, dilation, _, _, groups = numbers
+        else:
+            padding, stride, dilation, groups, *rest = numbers
+            if step.weight == 1:  # nothing is added: an activation follows
+                name, scalars, algorithm = rest
+                post = f", {name!r}, {_tuple(tuple(scalars))}, {algorithm!r}"
+        sizes = tuple(map(sz.hint, step.args[0].sizes))
+        listed = ", ".join(map(_tuple, (sizes, stride, padding, dilation)))
+        made = f"convolution{self.counter}"
         self.counter += 1
-        numbers = ", ".join(
-            map(
-                str, (_tuple(tuple(map(sz.hint, x.sizes))), *map(_tuple, (stride, padding, dilation)), groups)
-            )
-        )
-        self.setup[name] = f"rt.convolution({numbers})"
-        return name
+        self.setup[made] = f"rt.convolution({listed}, {groups}{post})"
+        return made
 
     def check_strides(self, b: Buffer) -> None:
         """The kernels were made for the strides that the operator announced: a copy where it gave others."""
@@ -422,6 +427,13 @@ class _Host:
         """The sizes that an arena and the views in it depend on."""
         words = set(re.findall(r"\w+", " ".join([str(self.s.arena_bytes), *self.frame.values()])))
         return [v.name for v in self.p.symbols if v.name in words]
+
+
+def _tensors(step: Extern) -> tuple[Any, ...]:
+    """What the keeper of a convolution takes at each call: input, weight, bias, and what is added."""
+    assert step.weight is not None
+    added = step.args[1 : step.weight]
+    return (step.args[0], *step.args[step.weight : step.weight + 2], *added)
 
 
 def _places(k: Kernel) -> list[str]:

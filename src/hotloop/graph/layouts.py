@@ -33,6 +33,7 @@ _LAST = torch.channels_last
 
 #: Operators with a lowering rule, besides the elementwise ones, whose result may lie as their operand does.
 _FOLLOWERS = {
+    aten.hardswish.default,  # elementwise, though nothing at the operator says so
     aten.clone.default,
     aten._to_copy.default,
     torch.ops.prims.convert_element_type.default,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotloop.compat import operator_arguments, storage_key
+from hotloop.compat import operator_arguments, pointwise_convolution, storage_key
 from hotloop.errors import CompileError
 from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
@@ -69,9 +69,13 @@ def argument(b: Builder, x: Any, fx: Any, layouts: bool = False) -> Any:
     return said(x)
 
 
+#: The calls whose operands lie as ``graph/layouts.py`` chose.
+_CONVOLUTIONS = {torch.ops.aten.convolution.default, *map(pointwise_convolution, (False, True))} - {None}
+
+
 def call(b: Builder, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Lower a node to a call through PyTorch. Results have the structure of the node's own."""
-    layouts = node.target is torch.ops.aten.convolution.default
+    layouts = node.target in _CONVOLUTIONS
     val = _announced(node, layouts)
     if is_tensor(val):
         view = _reinterpreted(b, node, args, val)

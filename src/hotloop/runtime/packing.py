@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from hotloop import compat
 from hotloop.ir.panels import pack_panels
@@ -200,6 +201,18 @@ class Panels:
         return 0 if kept is None else kept.panels.nbytes
 
 
+#: What follows a convolution, where the library's operator does not run: by the name that it has there.
+_ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "none": lambda x: x,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "swish": functional.silu,
+    "hardswish": functional.hardswish,
+    "gelu": lambda x, algorithm: functional.gelu(x, approximate=algorithm),
+    "leaky_relu": functional.leaky_relu,
+}
+
+
 class Convolution:
     """One convolution of a program: its numbers, and its weight in blocks once that has settled.
 
@@ -215,25 +228,38 @@ class Convolution:
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
+        activation: str = "none",
+        scalars: Sequence[float] = (),
+        algorithm: str = "",
     ) -> None:
         self._fingerprint = fingerprint
         self._sizes = list(sizes)
         self._numbers = (list(padding), list(stride), list(dilation), groups)
         self._plain = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
+        self._post = (activation, list(scalars), algorithm)
         self._seen: _Seen | None = None
         self._kept: tuple[_Seen, torch.Tensor] | None = None
         self._packable = True
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x`` (N, C, H, W) in channels-last memory; weight (O, C / groups, KH, KW); bias (O,) or none."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``x`` (N, C, H, W) in channels-last memory; weight (O, C / groups, KH, KW); bias (O,) or none;
+        ``added`` lies as the result does."""
         kept = self._kept
         if kept is not None and kept[0].still(weight, self._fingerprint):
-            return compat.packed_convolution(x, kept[1], bias, *self._numbers)
+            return compat.packed_convolution(x, kept[1], bias, self._numbers, self._post, added)
         packed = self._pack(weight) if self._packable else None
         if packed is None:
             plain: torch.Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._plain)
-            return plain
-        return compat.packed_convolution(x, packed, bias, *self._numbers)
+            plain = plain if added is None else plain.add_(added)
+            name, scalars, algorithm = self._post
+            return _ACTIVATIONS[name](plain, *scalars, *([algorithm] if algorithm else []))
+        return compat.packed_convolution(x, packed, bias, self._numbers, self._post, added)
 
     @property
     def kept_bytes(self) -> int:

@@ -124,10 +124,12 @@ def panels_of(matrix: ViewRef, tiling: Tiling) -> Buffer:
 
 
 def _is_matrix(p: LoopProgram, v: ViewRef, uses: Uses) -> bool:
-    """Whether a view is all of a lasting input, as it lies or transposed."""
+    """Whether a view is all of a lasting input, as it lies or transposed; sizes of 1 do not count."""
     b = p.buffers[v.buffer]
-    same = (v.sizes, v.strides) in ((b.sizes, b.strides), (b.sizes[::-1], b.strides[::-1]))
-    whole = len(b.sizes) == 2 and same and v.offset == 0 and is_dense(b)
+    axes = [k for k, n in enumerate(b.sizes) if n != 1]
+    sizes, strides = tuple(b.sizes[k] for k in axes), tuple(b.strides[k] for k in axes)
+    same = (v.sizes, v.strides) in ((sizes, strides), (sizes[::-1], strides[::-1]))
+    whole = len(sizes) == 2 and same and v.offset == 0 and is_dense(b)
     return b.lasting and whole and lasts(p, v.buffer, uses)
 
 

@@ -21,18 +21,27 @@ __all__ = ["is_dense", "lasts", "mark_weight"]
 
 def mark_weight(p: LoopProgram, op: Extern, uses: Uses) -> Extern:
     """``op`` with ``weight`` set where it is a 2-D convolution, in channels-last, by a lasting weight."""
-    if str(op.target) != "aten.convolution.default":
+    at = _WEIGHT_AT.get(str(op.target))
+    if at is None:
         return op
-    x, weight, transposed = op.args[0], op.args[1], op.args[6]
+    x, weight, bias = op.args[0], op.args[at], op.args[at + 1]
+    transposed = str(op.target) == "aten.convolution.default" and op.args[6]
     plain = isinstance(x, ViewRef) and isinstance(weight, ViewRef) and not transposed and not op.kwargs
     if not plain or len(x.sizes) != 4 or not _channels_last(x) or not _whole(p, weight, uses):
         return op
-    bias = op.args[2]
     if bias is not None and not (isinstance(bias, ViewRef) and bias.strides == (1,)):
         return op  # the packed form reads it as it lies
-    if not all(isinstance(n, int) for numbers in op.args[3:6] for n in numbers):
+    if not all(isinstance(n, int) for numbers in op.args[at + 2 : at + 5] for n in numbers):
         return op
-    return replace(op, weight=1)
+    return replace(op, weight=at)
+
+
+#: Convolutions, alone and with what follows, and the position of their weight.
+_WEIGHT_AT = {
+    "aten.convolution.default": 1,
+    "mkldnn._convolution_pointwise.default": 1,
+    "mkldnn._convolution_pointwise.binary": 2,
+}
 
 
 def _channels_last(v: ViewRef) -> bool:
