@@ -5,7 +5,7 @@ still differs, as text that can be pasted into test_fuzz.py; and how many were r
 judge knows what rounding may do to this very program, because it ran it several times with every result off
 by a unit in the last place; a result may differ from eager's by a few times as much.
 
-    python tests/fuzz/fuzz.py --count 10000 --seed 0        about 0.4 s a program
+    python tests/fuzz/fuzz.py --count 10000 --seed 0        about 0.6 s a program
     python tests/fuzz/fuzz.py --seed 1234 --count 1 --show  one program, its text and graphs
 
 Next: test_fuzz.py, a short run of it.
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from functorch.compile import aot_function
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -114,7 +115,7 @@ def _head(result: Tensor, k: int) -> Tensor:
 
 def announced(program: Program, call: int = 0) -> list[tuple[int, ...]]:
     """The strides of results that PyTorch announces to whoever compiles; its kernels may choose others."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, enable_python_dispatcher():
         plain = replace(program, inputs=_plain(program.inputs))
         inputs = [mode.from_tensor(t) for t in make_inputs(plain, call)]
         return [r.stride() for r in program.function()(*inputs)]
@@ -201,7 +202,7 @@ def _differs(
         return None if some is None or not bool(some.any()) else f"{have} where eager has {want}"
     if want.shape != have.shape or want.dtype is not have.dtype:
         return f"{have.dtype} {list(have.shape)} where eager has {want.dtype} {list(want.shape)}"
-    if strides is not None and _strides(want.shape, strides) != _strides(have.shape, have.stride()):
+    if strides is not None and _strides(want.shape, strides) not in ([], _strides(have.shape, have.stride())):
         return f"strides {have.stride()} where PyTorch announces {strides}"
     if want.numel() == 0:
         return None
@@ -219,6 +220,8 @@ def _differs(
 
 def _strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Those that matter. The strides of gradients are AOTAutograd's affair, and not compared."""
+    if len(strides) != len(shape):  # torch 2.11 announces a norm of more dimensions than it has
+        return []
     return [] if 0 in shape else [s for s, n in zip(strides, shape, strict=True) if n > 1]
 
 

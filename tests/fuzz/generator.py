@@ -197,7 +197,7 @@ class _Generator:
             if r.random() < 0.7:
                 places["i"] = f"{index}.view({places['y']}.shape)"
             else:
-                places["i"] = f"{places['y']}.argsort({places['d']}) % {places['n']}"
+                places["i"] = f"{places['y']}.argsort(dim={places['d']}, stable=True) % {places['n']}"
         elif "{y}" in template:
             places["y"] = self.partner(x)
         if "{s}" in template:

@@ -67,6 +67,25 @@ CASES: dict[str, Program] = {
         (Step("v6", "x4.unfold(1, 0, 1)"), Step(None, "v6.zero_()")),
         ("v6",),
     ),
+    "a scatter of nothing of fewer dimensions": Program(
+        (Input("x3", "torch.randint(0, 5, [2, 2, 32, 32])", 1),),
+        (Step(None, "x3.scatter_(1, torch.zeros(0, 32, 1, dtype=torch.int64), 1)"),),
+        ("x3",),
+    ),
+    "a row that one reader finds in scratch and another reads across": Program(
+        (Input("x0", "torch.randint(0, 5, [2, 1025]).to(torch.int32)", 22),),
+        (
+            Step("v1", "torch.sinh(x0.clamp(-3, 3))"),
+            Step("v7", "v1.view([2, 5, 41, 5]).var((0, 1, 2, 3))"),
+            Step("v9", "torch.expm1(-v1.reshape([2, 5, 5, 41]).abs())"),
+        ),
+        ("v7", "v9"),
+    ),
+    "a norm over a dimension of one": Program(
+        (Input("x1", "torch.randn([5, 1])", 2, True),),
+        (Step("v1", "torch.linalg.vector_norm(x1, dim=-1)"),),
+        ("v1",),
+    ),
     "a mean of equal values over short loops": Program(
         (Input("x3", "torch.randint(0, 5, [9, 9, 1, 9]).to(torch.uint8)", 0),),
         (

@@ -306,6 +306,8 @@ def _put(b: Builder, node: Node, x: View, index: View, source: View, accumulate:
 def _along(x: View, dim: int, index: View, value: Callable[[Vars], Expr], kind: str) -> _Write:
     """``x[..., index[v], ...] = value(v)`` for every ``v`` of an index as large as what is written."""
     size = x.sizes[dim]
+    if index.numel == 0 and index.ndim != x.ndim:  # nothing, which eager takes of however many dimensions
+        return _Write((0,) * x.ndim, lambda v: v, lambda v: ex.const(0, x.dtype), kind)
     return _Write(index.sizes, lambda v: with_dim(v, dim, position(index, v, size, wrap=False)), value, kind)
 
 

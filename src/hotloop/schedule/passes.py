@@ -125,6 +125,7 @@ class _Builder:
                     self.row[n.buffer] = Scratch(f"row_{n.buffer}", dtype, whole)
                 elif elsewhere:
                     self.stored.add(n.buffer)
+                    self.row.pop(n.buffer, None)  # another reader may have been content with one
 
     def full_cost(self, name: str) -> int:
         """The cost of a value with the group's own values inside it computed again."""
