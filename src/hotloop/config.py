@@ -121,8 +121,8 @@ class Config:
     )
     freezing: bool = _option(
         False,
-        "In inference, compute once what depends on weights alone, fold what follows a convolution (batch "
-        "norm) into it, and linears that share an input into one; all again after an update of a weight.",
+        "In inference, compute once what depends on weights alone, and fold what follows a convolution "
+        "(batch norm) into it; both again after an update of a weight.",
         code=True,
         env=("TORCHINDUCTOR_FREEZING",),
     )
