@@ -570,7 +570,7 @@ class _Schedule:
     def _arguments(self, step: KernelCall, at: int) -> None:
         k = step.kernel
         if len(step.args) != len(k.params) * max(1, len(step.points)) or bool(step.points) != (k.parts > 0):
-            self._fail(f"{k.name} takes {len(k.params)} buffers a call, not {len(step.args)}", at)
+            self._fail(f"{k.name} takes {len(k.params)} buffers, not {len(step.args)}", at)
         if step.points:
             self._rows_apart(step, at)
         for p, name in step.bound:
