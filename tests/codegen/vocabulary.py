@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hotloop.codegen import cpp_text
-from hotloop.runtime.toolchain import SimdLevel, detect_simd, find_toolchain
+from hotloop.runtime.toolchain import SimdLevel, find_toolchain, runnable_levels
 
 __all__ = [
     "TOOLCHAIN",
@@ -35,8 +35,7 @@ TOOLCHAIN = find_toolchain()
 
 
 def runnable(level: SimdLevel) -> bool:
-    best = detect_simd()
-    return level == best or level == "scalar" or (level, best) == ("avx2", "avx512")
+    return level in runnable_levels()
 
 
 def levels(*names: SimdLevel) -> pytest.MarkDecorator:

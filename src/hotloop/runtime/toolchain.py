@@ -406,15 +406,9 @@ def machine_name(cpuinfo: str | None = None) -> str:
     return f"{platform.machine()}, {described or platform.processor()}, {os.cpu_count()} cores"
 
 
-def choose_simd(wanted: str | None) -> SimdLevel:
-    """The SIMD level to compile for: `wanted`, unless that is None or "auto", which stand for the CPU's own.
-
-    Raises:
-        OptionError: an unknown level, or one that this CPU would answer with an illegal instruction.
-    """
+def runnable_levels() -> tuple[SimdLevel, ...]:
+    """The levels that this CPU runs, the widest first."""
     own = detect_simd()
-    if wanted is None or wanted == "auto":
-        return own
     able: dict[SimdLevel, tuple[SimdLevel, ...]] = {
         "amx": ("amx", "avx512_bf16", "avx512", "avx2", "scalar"),
         "avx512": ("avx512", "avx2", "scalar"),
@@ -424,6 +418,19 @@ def choose_simd(wanted: str | None) -> SimdLevel:
     can = able.get(own, ("scalar",))
     if own == "avx512" and "avx512_bf16" in _levels_of(_read_cpuinfo() or ""):
         can = ("avx512_bf16", *can)
+    return can
+
+
+def choose_simd(wanted: str | None) -> SimdLevel:
+    """The SIMD level to compile for: `wanted`, unless that is None or "auto", which stand for the CPU's own.
+
+    Raises:
+        OptionError: an unknown level, or one that this CPU would answer with an illegal instruction.
+    """
+    own = detect_simd()
+    if wanted is None or wanted == "auto":
+        return own
+    can = runnable_levels()
     for level in SIMD_LEVELS:
         if level == wanted and level in can:
             return level
