@@ -229,7 +229,7 @@ SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 def run_torch(function: object, *inputs: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     out = torch.empty(inputs[0].numel(), dtype=dtype)
-    error = ctypes.c_int32(0)
+    error = ctypes.c_int64(0)
     function(
         *(ctypes.c_void_p(t.data_ptr()) for t in (*inputs, out)),
         ctypes.c_int64(out.numel()),

@@ -81,7 +81,7 @@ def map_kernel(name: str, expression: str, source: str, target: str, arguments: 
     loads = " ".join(f"auto {n} = load<W>({n}_ + i);" for n in names)
     step = f"{{ {loads} {'(void)b; ' * (arguments == 2)}store<W>(out + i, {expression}); }}"
     return (
-        f'extern "C" void {name}({parameters}, {target}* out, i64 n, i32* error) {{ (void)error; i64 i = 0;\n'
+        f'extern "C" void {name}({parameters}, {target}* out, i64 n, i64* error) {{ (void)error; i64 i = 0;\n'
         f"  {{ constexpr int W = LANES_{source}; for (; i + W <= n; i += W) {step} }}\n"
         f"  {{ constexpr int W = 1; for (; i < n; i++) {step} }} }}\n"
     )
