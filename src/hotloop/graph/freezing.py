@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from hotloop.compat import OpOverload, is_pure, returns_alias, same_sizes
 
-from .nodes import base_of, memory_that_leaves, replace, tensor_of
+from .nodes import base_of, call, memory_that_leaves, replace, tensor_of
 
 __all__ = ["Frozen", "freeze"]
 
@@ -133,7 +133,7 @@ def _folded(convolution: Node, user: Node, other: Any, lasting: set[Node]) -> No
     with user.graph.inserting_before(user):
 
         def made(target: Any, *args: Any) -> Node:
-            node = _call(user, target, *args)
+            node = call(user, target, *args)
             lasting.add(node)
             return node
 
@@ -160,15 +160,6 @@ def _folded(convolution: Node, user: Node, other: Any, lasting: set[Node]) -> No
     replace(user, new)
     user.graph.erase_node(convolution)
     return new
-
-
-def _call(like: Node, target: Any, *args: Any) -> Node:
-    """A node before ``like`` for the same line of the user's, with its fake tensor."""
-    node = like.graph.call_function(target, args)
-    values = torch.fx.map_arg(args, lambda n: n.meta["val"])
-    node.meta = {k: v for k, v in like.meta.items() if k == "stack_trace"}
-    node.meta["val"] = target(*values)
-    return node
 
 
 # --- two graphs ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What the passes ask about FX nodes: their tensors, whose memory they show, and what leaves the graph.
 
-What comes in: nodes of a functional ATen graph. What goes out: answers; ``replace`` alone changes the graph.
+What comes in: nodes of a functional ATen graph. What goes out: answers; ``call`` and ``replace`` alone change
+the graph.
 What holds in between: a node's tensor is the fake one in ``meta["val"]``.
 
 The next file is ``layouts.py``.
@@ -9,16 +10,27 @@ The next file is ``layouts.py``.
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from hotloop.compat import returns_alias, same_sizes
+from hotloop.compat import fake_mode_of, returns_alias, same_sizes
 
-__all__ = ["base_of", "memory_that_leaves", "replace", "same_metadata", "tensor_of"]
+__all__ = ["base_of", "call", "memory_that_leaves", "replace", "same_metadata", "tensor_of"]
 
 aten = torch.ops.aten
+
+
+def call(like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new node for the line of the user's that ``like`` is for, with its fake tensor."""
+    node = like.graph.call_function(target, args, kwargs)
+    given, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    node.meta = {k: v for k, v in like.meta.items() if k == "stack_trace"}
+    with fake_mode_of([v for v in (*given, *named.values()) if isinstance(v, torch.Tensor)]) or nullcontext():
+        node.meta["val"] = target(*given, **named)
+    return node
 
 
 def replace(node: Node, by: Node) -> None:

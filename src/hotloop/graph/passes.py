@@ -5,7 +5,7 @@ What comes in: a graph of functional ATen operators from AOTAutograd, each node 
 module with fewer nodes. What holds in between: every node that stays keeps its value, dtype and strides, and
 two results that eager keeps in separate memory do not become one tensor if both leave the graph.
 
-The next file is ``nodes.py``.
+The next file is ``patterns.py``, whose replacements come after these passes, and ``nodes.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hotloop.config import Config
 from hotloop.dumps import Log
 
 from .nodes import base_of, memory_that_leaves, replace, same_metadata, tensor_of
+from .patterns import fuse_attention
 
 __all__ = ["PASSES", "clean", "run"]
 
@@ -30,7 +31,11 @@ aten = torch.ops.aten
 
 def run(gm: GraphModule, config: Config, log: Log) -> GraphModule:
     """Run every pass of ``PASSES`` in order. The graph module is changed in place and given back."""
-    return clean(gm)
+    clean(gm)
+    if not config.unfused and fuse_attention(gm, keep_roundings=config.precision == "eager"):
+        clean(gm)
+        gm.recompile()
+    return gm
 
 
 def clean(gm: GraphModule) -> GraphModule:
