@@ -42,9 +42,9 @@ _FUSED = aten._scaled_dot_product_flash_attention_for_cpu.default
 def is_faster_fused(dtype: torch.dtype, scores: int) -> bool:
     """Whether the fused operator beats two products with our softmax between them, for so many scores.
 
-    Measured with AVX-512 and two threads: time of the fused operator over that of the three, for batch x heads
-    x length x depth; with the test for rows of NaN, but for those marked *. The machine was not quiet in the
-    bfloat16 runs with the test: 1x12x512x64 with a mask gave 1.02.
+    Measured with AVX-512 and two threads: time of the fused operator over that of the three, for batch x
+    heads x length x depth; with the test for rows of NaN, but for those marked *. The machine was not quiet
+    in the bfloat16 runs with the test: 1x12x512x64 with a mask gave 1.02.
 
     ===============  ====  ===================  ====
     float32                bfloat16
