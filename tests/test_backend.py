@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import shutil
 import signal
@@ -535,3 +536,31 @@ def test_tensors_without_host_memory_run_uncompiled() -> None:
         return torch.empty(x.shape, device="meta") + 1
 
     assert torch.compile(mixed, backend="hotloop")(torch.randn(4)).device.type == "meta"
+
+
+def _times_constant(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def _constant_and_sum(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([5, 6, 7])[:2], x + 1
+
+
+def _constant_written(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(x)
+
+
+def _picked(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.tensor([3, 1, 0])]
+
+
+@pytest.mark.parametrize("f", [_times_constant, _constant_and_sum, _constant_written, _picked])
+@pytest.mark.parametrize("backend", LADDER)
+def test_constants_live_as_long_as_the_program(f: Callable[..., Any], backend: str) -> None:
+    x = torch.tensor([10.0, 20.0, 30.0, 40.0])
+    call = compiled(f, backend)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), f(x), rtol=0, atol=0)
+        gc.collect()
+        junk = [torch.full((n,), -7) for n in (1, 2, 3, 4, 8) for _ in range(200)]  # takes what was freed
+        del junk

@@ -196,4 +196,6 @@ def load_program(text: str, filename: str, runtime: Runtime) -> Call:
     namespace: dict[str, Any] = {"__name__": "hotloop_generated"}
     exec(compile(text, filename, "exec"), namespace)
     call: Call = namespace["build"](runtime)
+    # It may hold no more than the addresses of constants and of ``nothing``: they live as long as it does.
+    call.__dict__["runtime"] = runtime
     return call
