@@ -257,6 +257,19 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(compiled(f)(x), f(x))
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("'unbalanced", "CXX is no command: 'unbalanced: No closing quotation"),
+        ("/usr", "'/usr', which is a folder"),
+    ],
+)
+def test_a_compiler_that_is_none(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(hotloop.MissingCompilerError, match=re.escape(says)):
+        compiled(with_constant(0.507))(torch.randn(7))
+
+
 def warned(f: Function, *args: Any) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -286,7 +299,7 @@ def test_without_a_compiler_eager_can_go_on(monkeypatch: pytest.MonkeyPatch) -> 
         ("kill -9 $$", "exit status -9"),
         # It leaves half a library, and says that all is well.
         ('while [ "$1" != -o ]; do shift; done; printf "\\177ELF" > "$2"; exit 0', "does not load"),
-        ("exit 0", "no folder to compile|No such file"),
+        ("exit 0", "made nothing of"),
     ],
 )
 def test_a_compiler_that_fails(body: str, says: str, tmp_path: Path) -> None:

@@ -260,8 +260,8 @@ class Builder:
                 text, output = folder / f"{key[:16]}.cpp", folder / f"{key[:16]}{_SUFFIX}"
                 text.write_text(source.text, encoding="utf-8")
                 stub = self._stub(folder) if self.toolchain.needs_stub else None
-                self._run(self.toolchain.command(text, output, self.level, stub), folder, source)
-                return output.read_bytes()
+                command = self.toolchain.command(text, output, self.level, stub)
+                return self._made(command, folder, source, output)
         except OSError as error:
             if fallback:
                 raise ToolchainError(
@@ -302,11 +302,20 @@ class Builder:
                 output.write_bytes(data)
                 return output
             source.write_text("", encoding="utf-8")
-            self._run(
-                self.toolchain.stub_command(source, output), folder, Source("libtorch_cpu stand-in", "")
-            )
-            self.cache.put(key, ".stub", output.read_bytes(), "libtorch_cpu stand-in")
+            command, stub = self.toolchain.stub_command(source, output), Source("libtorch_cpu stand-in", "")
+            self.cache.put(key, ".stub", self._made(command, folder, stub, output), stub.name)
         return output
+
+    def _made(self, command: tuple[str, ...], folder: Path, source: Source, output: Path) -> bytes:
+        """What a compiler writes into ``output``."""
+        self._run(command, folder, source)
+        if folder.is_dir() and not output.exists():
+            raise ToolchainError(
+                f"the C++ compiler made nothing of '{source.name}', and said nothing (exit status 0)\n"
+                f"  command:   {' '.join(command)}",
+                hint="set CXX to a C++ compiler: g++ 9, clang 10 or later",
+            )
+        return output.read_bytes()
 
     def _run(self, command: tuple[str, ...], folder: Path, source: Source) -> None:
         """Run a compiler to its end.

@@ -219,11 +219,15 @@ def find_toolchain(cxx: str | None = None, environment: Mapping[str, str] | None
 
 def _from_command(origin: str, command: str, environment: Mapping[str, str]) -> Toolchain:
     # A path with spaces, as Windows has them, is one word when it names a file.
-    words = [command] if Path(command).is_file() else shlex.split(command, posix=sys.platform != "win32")
+    try:
+        words = [command] if Path(command).is_file() else shlex.split(command, posix=sys.platform != "win32")
+    except ValueError as error:
+        raise MissingCompilerError(f"{origin} is no command: {command}: {error}") from None
     resolved = shutil.which(words[0], path=environment.get("PATH"))
     if resolved is None:
+        what = "is a folder" if Path(words[0]).is_dir() else "is not there"
         raise MissingCompilerError(
-            f"{origin} names the C++ compiler '{words[0]}', which is not there",
+            f"{origin} names the C++ compiler '{words[0]}', which {what}",
             hint=f"correct or unset {origin}; or {_what_to_install()}",
         )
     return _toolchain((resolved, *words[1:]))
