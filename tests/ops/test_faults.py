@@ -143,6 +143,8 @@ REFUSED: dict[str, tuple[Function, torch.Tensor]] = {
         lambda x: x.index_reduce(0, torch.tensor([0]), x[:1], "amax"),
         torch.ones(3, dtype=torch.bool),
     ),
+    "the largest of bools": (lambda x: x.argmax(), torch.tensor([False, True])),
+    "the least of bools": (lambda x: x.argmin(1), torch.eye(2).bool()),
     "K0 in bfloat16": (torch.special.modified_bessel_k0, torch.ones(3).bfloat16()),
     "Chebyshev in float16": (lambda x: torch.special.chebyshev_polynomial_t(x, 3), torch.ones(3).half()),
     "a write to what is read, add_": (lambda x: x[1:].add_(x[:-1]), torch.ones(9)),

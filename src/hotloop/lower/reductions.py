@@ -273,7 +273,7 @@ def _extreme_and_position(kind: str) -> Rule:
 
 def _arg_extreme(kind: str) -> Rule:
     def rule(b: Builder, node: torch.fx.Node, x: View, dim: int | None = None, keepdim: bool = False) -> Any:
-        s = _of_extremes(x, dim, keepdim)
+        s = None if x.dtype is torch.bool else _of_extremes(x, dim, keepdim)  # eager refuses bool
         return NotImplemented if s is None else _position(b, x, s, kind, result(node))
 
     return rule
