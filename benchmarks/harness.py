@@ -276,6 +276,8 @@ def in_fresh_process(task: str, case: str, backend: str, cache: Path, **environm
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         **environment,
     }
+    # Bytecode is kept, as pip makes it where a package is installed: torch's own is there in any case.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, str(HERE / "worker.py"), task, case, backend]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
