@@ -315,12 +315,10 @@ class Loops:
         axis, body = n.outer[-1], self.point()
         fed = [s for s in statements(body) if isinstance(s, Accumulate)]
         stored = {s.buffer for s in statements(body) if isinstance(s, Store)}
-        reads = [
-            x for s in statements(body) if isinstance(s, (Let, Store, Accumulate)) for x in ex.loads(s.value)
-        ]
+        read = {e.buffer for s in statements(body) for e in _nodes(s) if e.op == "load"}
         if (
             any(isinstance(s, Store) for s in n.passes[0].body)
-            or any(x.buffer in stored for x in reads)
+            or read & stored
             or ROWS * len(fed) > MAX_ACCUMULATORS
             or not isinstance(axis.extent, int)
             or axis.extent % ROWS
