@@ -138,3 +138,16 @@ def test_sizes_around_vectors(dtype: torch.dtype) -> None:
     for n in (1, 7, 8, 9, 15, 17, 31, 33, 63, 65):
         torch._dynamo.reset()
         check(fn, (torch.randn(5, n) * 9).to(dtype), (torch.randn(5, n) * 9).to(dtype))
+
+
+_NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, *_NUMBERS, torch.bfloat16, torch.float64], ids=str)
+def test_one_element_beside_many_where_guarded(dtype: torch.dtype) -> None:
+    def fn(one: Tensor, x: Tensor) -> list[Tensor]:
+        truth, more = one > x, [] if dtype is torch.bool else [one * x, one - x]
+        made = [truth, one == x, torch.maximum(one, x), torch.where(truth, one, x), one < one * one, *more]
+        return [torch.cat([a.expand(x.shape), a.expand(x.shape)]) for a in made]
+
+    check(fn, torch.full((1, 1), 3).to(dtype), (torch.randn(20, 5) * 9).abs().to(dtype))

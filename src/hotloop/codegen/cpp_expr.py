@@ -246,6 +246,12 @@ class ExprPrinter:
             else f"splat<{vector_type(dtype, n)}>({code.text})"
         )
 
+    def _beside(self, code: Code, dtype: torch.dtype, other: Code) -> Code:
+        """One side of a comparison. The compiler spreads a scalar over the lanes of the other side itself, but
+        where it is a choice of short integers it takes it for an ``int``, which does not fit."""
+        choice = other.vector and not code.vector and code.prec == LOW
+        return Code(self.spread(code, dtype)) if choice and dtype.itemsize < 4 else code
+
     def _node(self, e: Expr) -> Code:
         if e.op == "const":
             return literal(e.value, e.dtype)
@@ -556,8 +562,9 @@ class ExprPrinter:
             if ib.is_const:
                 right = literal(ib.value, torch.int32)
             return Code(f"{left.at(ADD)} {sign} {right.at(ADD)}", LOW, True)
-        x, y = self.value(a), self.value(b)
-        return Code(f"{x.at(ADD)} {sign} {y.at(ADD)}", LOW, x.vector or y.vector)
+        left, right = self.value(a), self.value(b)
+        x, y = self._beside(left, a.dtype, right), self._beside(right, b.dtype, left)
+        return Code(f"{x.at(ADD)} {sign} {y.at(ADD)}", LOW, left.vector or right.vector)
 
     def _call_masks(self, e: Expr) -> Code:
         args = [self.value(a) for a in e.args]

@@ -72,13 +72,22 @@ def _integer_division(plain: Callable[[Tensor, Tensor], Tensor], quotient: bool)
     return divide
 
 
+def _extreme(beyond: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Of equal operands (0.0 and -0.0) the second; torch's own takes either, depending on where it stands."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(beyond(a, b) | (a != a), a, b)
+
+    return choose
+
+
 # fmt: off
 _SAME_NAME = (
     "neg", "abs", "floor", "ceil", "trunc", "round", "sign", "signbit", "isnan", "isinf", "isfinite",
     "logical_not", "bitwise_not", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log10",
     "sigmoid", "expm1", "log1p", "sin", "cos", "tanh", "erf", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "digamma", "add", "sub", "mul", "maximum",
-    "minimum", "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "nextafter", "bitwise_and",
+    "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "digamma", "add", "sub", "mul",
+    "fmax", "fmin", "pow", "atan2", "hypot", "copysign", "nextafter", "bitwise_and",
     "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor", "eq", "ne", "lt", "le", "gt",
     "ge",
 )
@@ -96,6 +105,8 @@ _OTHER_NAMES = {
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME},
     **{name: getattr(torch.special, _OTHER_NAMES.get(name, name)) for name in SPECIAL_FUNCTIONS},
+    "maximum": _extreme(torch.gt),
+    "minimum": _extreme(torch.lt),
     "square": _square,
     "div": torch.true_divide,
     "floordiv": _integer_division(partial(torch.div, rounding_mode="floor"), quotient=True),

@@ -97,7 +97,7 @@ def _table() -> dict[str, OpInfo]:
     of_floats("erfinv lgamma digamma", 1, cost=60)
     for name in SPECIAL_FUNCTIONS:
         of_floats(name, 1 if name.startswith(("bessel", "erfcx")) else 2, cost=100)
-    define("add sub mul maximum minimum fmax fmin", 2)  # maximum, minimum propagate NaN; fmax, fmin do not
+    define("add sub mul maximum minimum fmax fmin", 2)  # maximum, minimum propagate NaN (equal: the second)
     of_floats("div", 2, cost=5)  # true division of floats
     define("floordiv truncdiv", 2, cost=12, continuous=False)  # ints and floats; torch's rounding
     define(

@@ -155,18 +155,19 @@ def lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
 
 
 def clamp(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    """NaN in ``x`` or in a bound gives NaN; the upper bound wins where the bounds cross."""
+    """NaN in ``x`` or in a bound gives NaN; the upper bound wins where the bounds cross. Of equal operands the
+    second is taken, so that -0.0 stays itself beside a bound of 0.0."""
     if low is not None:
-        x = larger(x, low)
-    return x if high is None else smaller(x, high)
+        x = larger(low, x)
+    return x if high is None else smaller(high, x)
 
 
 def clamp_min(x: Expr, low: Expr) -> Expr:
-    return larger(x, low)
+    return larger(low, x)
 
 
 def clamp_max(x: Expr, high: Expr) -> Expr:
-    return smaller(x, high)
+    return smaller(high, x)
 
 
 def power(x: Expr, exponent: Expr) -> Expr | None:
@@ -308,11 +309,11 @@ BOOLEAN: dict[str, Callable[..., Expr]] = {
 
 
 def relu(x: Expr) -> Expr:
-    return larger(x, like(x, 0))
+    return larger(like(x, 0), x)
 
 
 def relu6(x: Expr) -> Expr:
-    return smaller(larger(x, like(x, 0)), like(x, 6))
+    return smaller(like(x, 6), larger(like(x, 0), x))
 
 
 def silu(x: Expr) -> Expr:
