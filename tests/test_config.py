@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,11 +94,13 @@ def test_modes(mode: str, changed: dict[str, object]) -> None:
         (None, {"max_autotune_gemm_backends": "MKL"}, "one or more of ATEN, CPP, TRITON, CUTLASS"),
         (None, {"max_autotune_gemm_backends": ""}, "one or more of"),
         (None, {"cpp": 3}, "'cpp' is a group of options"),
+        (None, {1: 2}, "an option is named by a text, not 1; valid: precision, "),
+        (None, {None: True, "freezing": True}, "an option is named by a text, not None"),
+        (None, ["freezing"], "options are a dict such as {\"max_autotune\": True}, not ['freezing']"),
+        (["default"], None, "no mode '['default']'"),
     ],
 )
-def test_a_wrong_mode_or_option_says_what_is_right(
-    mode: str | None, given: dict[str, object] | None, says: str
-) -> None:
+def test_a_wrong_mode_or_option_says_what_is_right(mode: Any, given: Any, says: str) -> None:
     with pytest.raises(OptionError) as caught:
         resolve(mode, given)
     assert says in str(caught.value)

@@ -49,16 +49,10 @@ from hotloop.runtime import graph_cache
 from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
+from hotloop.runtime.changes import FINGERPRINT, FINGERPRINT_NAME, Fingerprint
 from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
-from hotloop.runtime.packing import (
-    FINGERPRINT,
-    FINGERPRINT_NAME,
-    FINGERPRINTS,
-    FINGERPRINTS_NAME,
-    Fingerprints,
-    SharedPanels,
-)
+from hotloop.runtime.packing import SharedPanels
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program, profiled
 from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
@@ -103,7 +97,7 @@ def hotloop_unfused(
     options: Options | None = None,
 ) -> Compiled:
     """The rung below ``hotloop``: the same compiler with one kernel per operator."""
-    return _through_aot(gm, inputs, mode, {**(options or {}), "unfused": True}, compile_graph)
+    return _through_aot(gm, inputs, mode, options, compile_graph, {"unfused": True})
 
 
 def hotloop_decomp(
@@ -130,9 +124,10 @@ def _through_aot(
     mode: str | None,
     options: Options | None,
     compile_one: Callable[[torch.fx.GraphModule, Sequence[Any], str, Config], Compiled],
+    own: Options | None = None,
 ) -> Compiled:
     try:
-        config = resolve(mode, options)
+        config = resolve(mode, options, own or {})
         if compat.overlapping_writes(gm):
             return gm  # eager refuses most such writes, and says why
         backend = compat.aot_backend(lambda g, i, kind: compile_one(g, i, kind, config), decompositions())
@@ -178,12 +173,12 @@ def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
         return _compile_whole(gm, kind, config)
     strides = [n.meta["val"].stride() for n in list(_inputs_of(parts.main))[len(parts.kept) :]]
     main = _compile_whole(parts.main, kind, config)
-    return FrozenProgram(main, parts.prelude, parts.kept, parts.sources, strides, _fingerprints(config))
+    return FrozenProgram(main, parts.prelude, parts.kept, parts.sources, strides, _fingerprint(config))
 
 
-def _fingerprints(config: Config) -> Fingerprints:
+def _fingerprint(config: Config) -> Fingerprint:
     """The compiled function that tells whether memory has changed; without a compiler, it always has."""
-    source = KernelSource(FINGERPRINTS_NAME, FINGERPRINTS, frozenset())
+    source = KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())
     (unit,) = make_units([source])
     try:
         builder = _builder(
@@ -195,7 +190,7 @@ def _fingerprints(config: Config) -> Fingerprints:
             raise
         changes = itertools.count()
         return lambda rows, count: next(changes)
-    found: Fingerprints = library.function(FINGERPRINTS_NAME, [ctypes.c_void_p] * parameter_count(source))
+    found: Fingerprint = library.function(FINGERPRINT_NAME, [ctypes.c_void_p] * parameter_count(source))
     found.restype = ctypes.c_int64  # type: ignore[attr-defined]
     return found
 

@@ -301,6 +301,8 @@ def options() -> Mapping[str, Option]:
 
 def find_option(name: str) -> Option:
     """The option of that dotted name; an `OptionError` names the nearest one otherwise."""
+    if not isinstance(name, str):
+        raise OptionError(f"an option is named by a text, not {name!r}; valid: {', '.join(options())}")
     option = options().get(name)
     if option is None:
         inside = [known for known in options() if known.startswith(f"{name}.")]
@@ -503,12 +505,16 @@ def _warn_of_unknown_variables() -> None:
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
-def resolve(mode: str | None = None, options: Mapping[str, object] | None = None) -> Config:
-    """The configuration of one compile: `hotloop.config` as it is now, then the mode, then the options.
+def resolve(
+    mode: str | None = None, options: Mapping[str, object] | None = None, own: Mapping[str, object] = _NOTHING
+) -> Config:
+    """The configuration of one compile: `hotloop.config` as it is now, then the mode, the options, `own`.
 
     Raises `OptionError` for an unknown mode or option, naming the nearest valid one, and for a wrong value.
     """
-    if mode is not None and mode not in MODES:
+    if mode is not None and mode not in tuple(MODES):  # a list cannot be looked up
         raise unknown_name("mode", str(mode), MODES)
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f'options are a dict such as {{"max_autotune": True}}, not {options!r}')
     _warn_of_unknown_variables()
-    return config.snapshot().replace({**MODES[mode or "default"], **(options or {})})
+    return config.snapshot().replace({**MODES[mode or "default"], **(options or {}), **own})

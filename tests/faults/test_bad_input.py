@@ -54,6 +54,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
         ({"options": {"cpp.threads": -1}}, "'cpp.threads' takes an integer of at least 0, not -1"),
         ({"options": {"cpp.threads": True}}, "'cpp.threads' takes an integer"),
         ({"options": {"precision": "fast"}}, "'precision' takes one of 'default', 'eager'"),
+        ({"options": {1: 2}}, "an option is named by a text, not 1"),
     ],
 )
 def test_a_wrong_name_or_value_says_what_is_right(how: dict[str, Any], says: str) -> None:

@@ -1,37 +1,33 @@
 """A frozen graph at run time: values that depend on weights alone, computed again when a weight has changed.
 
 What comes in: the graph's inputs at each call. What goes out: what the main program gives. What holds in
-between: the values served are those of the weights as they are, as far as tensors, their versions and their
-contents at some places tell (see ``packing.py``).
+between: the values served are those of the weights as they are, as far as ``changes.py`` can tell.
 
 The next file is ``program.py``.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hotloop.runtime.packing import Fingerprints, keep_private
+from hotloop.runtime.changes import Fingerprint, Seen, keep_private
 
-__all__ = ["FrozenProgram"]
+__all__ = ["PLACES", "FrozenProgram"]
+
+#: At so many places each weight's contents tell whether it changed: they are many, and looked at in one go.
+PLACES = 4
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Values, and the state of the weights that they were made from: tensors, versions, addresses, contents.
-    ``rows`` is what the fingerprint takes."""
+    """Values, and the state of the weights that they were made from."""
 
     values: tuple[torch.Tensor, ...]
-    tensors: tuple[weakref.ref[torch.Tensor], ...]
-    versions: list[int | None]
-    addresses: list[int]
-    rows: torch.Tensor
-    fingerprint: int
+    seen: Seen
 
 
 class FrozenProgram:
@@ -42,7 +38,7 @@ class FrozenProgram:
     Arguments:
         main: takes the inputs at ``kept``, then the frozen values, as one list.
         prelude: takes the inputs at ``sources`` and gives the frozen values, whose strides are ``strides``.
-        fingerprint: of the memory of many weights; see ``packing.py``.
+        fingerprint: the compiled function of ``changes.py``.
     """
 
     def __init__(
@@ -52,7 +48,7 @@ class FrozenProgram:
         kept: Sequence[int],
         sources: Sequence[int],
         strides: Sequence[Sequence[int]],
-        fingerprint: Fingerprints,
+        fingerprint: Fingerprint,
     ) -> None:
         self._main, self._prelude = main, prelude
         self._inputs, self._sources = tuple(kept), tuple(sources)
@@ -66,7 +62,7 @@ class FrozenProgram:
         own = [args[i] for i in self._inputs]
         args.clear()
         kept = self._kept
-        if kept is None or not self._still(kept, weights):
+        if kept is None or not kept.seen.still(weights, self._fingerprint):
             kept = self._compute(weights)
         return self._main([*own, *kept.values])
 
@@ -75,21 +71,9 @@ class FrozenProgram:
         """The bytes of the frozen values, 0 before there are any."""
         return 0 if self._kept is None else sum(v.nbytes for v in self._kept.values)
 
-    def _still(self, kept: _Kept, weights: Sequence[torch.Tensor]) -> bool:
-        return (
-            all(known() is weight for known, weight in zip(kept.tensors, weights, strict=True))
-            and kept.addresses == [w.data_ptr() for w in weights]
-            and kept.versions == _versions(weights)
-            and kept.fingerprint == self._fingerprint(kept.rows.data_ptr(), len(weights))
-        )
-
     def _compute(self, weights: Sequence[torch.Tensor]) -> _Kept:
         self._kept = None  # so that there are never two sets of values
-        tensors = tuple(map(weakref.ref, weights))
-        versions, addresses = _versions(weights), [w.data_ptr() for w in weights]
-        whole = [version is None for version in versions]
-        rows = torch.tensor(list(zip(addresses, [w.nbytes for w in weights], whole, strict=True)))
-        fingerprint = self._fingerprint(rows.data_ptr(), len(weights))
+        seen = Seen.of(weights, self._fingerprint, PLACES)
         with torch.inference_mode(False), torch.no_grad():
             plain = [w if w.is_inference() else w.detach() for w in weights]
             theirs = {w.untyped_storage().data_ptr() for w in plain}
@@ -99,14 +83,6 @@ class FrozenProgram:
                 if value.stride() != strides or value.untyped_storage().data_ptr() in theirs:
                     value = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
                 values.append(keep_private(value))
-        kept = _Kept(tuple(values), tensors, versions, addresses, rows, fingerprint)
+        kept = _Kept(tuple(values), seen)
         self._kept = kept
         return kept
-
-
-def _versions(weights: Sequence[torch.Tensor]) -> list[int | None]:
-    """Tensors of inference mode have none."""
-    try:
-        return [w._version for w in weights]
-    except RuntimeError:
-        return [None if w.is_inference() else w._version for w in weights]

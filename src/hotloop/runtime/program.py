@@ -17,7 +17,8 @@ import torch
 from hotloop import compat
 from hotloop.codegen.cpp import read_status
 from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError
-from hotloop.runtime.packing import FINGERPRINT_NAME, Convolution, Panels, SharedPanels
+from hotloop.runtime.changes import FINGERPRINT_NAME
+from hotloop.runtime.packing import Convolution, Panels, SharedPanels
 from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program", "profiled"]
