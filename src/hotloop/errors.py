@@ -127,6 +127,10 @@ class IntegerDivisionError(HotloopError, ZeroDivisionError):
     """An integer was divided by zero. Eager raises RuntimeError("ZeroDivisionError"): this is both."""
 
 
+class ResultShapeError(HotloopError):
+    """An operator called through PyTorch gave a result of other sizes than its shape function announced."""
+
+
 class ProbabilityError(HotloopError):
     """A probability in the data is not within [0, 1]. Eager raises RuntimeError, which this is."""
 

@@ -202,6 +202,28 @@ def test_integers_divided_by_zero_and_by_minus_one(name: str, dtype: torch.dtype
 # ---------------------------------------------------------------- shapes
 
 
+@pytest.mark.parametrize("gives", [4, 9, (5, 1), ()], ids=str)
+def test_an_operator_that_announced_another_size(gives: Any) -> None:
+    """Kernels would read beyond the result, or broadcast it."""
+    with torch.library._scoped_library("hotloop_tests", "FRAGMENT") as library:
+        library.define("grows(Tensor x) -> Tensor")
+        library.impl("grows", lambda x: torch.full((gives,) if isinstance(gives, int) else gives, 2.0), "CPU")
+        library._register_fake("grows", lambda x: torch.empty(5))
+        call = compiled(lambda x: torch.ops.hotloop_tests.grows(x) * 2)
+        with pytest.raises(hotloop.errors.ResultShapeError, match=r"grows.*test_bad_input.*announced \[5\]"):
+            call(torch.ones(3))
+
+
+def test_unique_rows_by_a_negative_dimension() -> None:
+    """PyTorch announces the sizes of that wrongly."""
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        call = compiled(lambda x: torch.unique_consecutive(x, dim=-1))
+        with pytest.raises(hotloop.errors.ResultShapeError, match=r"unique_consecutive.*test_bad_input"):
+            call(torch.zeros(4, 5))
+        right = compiled(lambda x: torch.unique_consecutive(x, dim=1) + 1)
+        assert torch.equal(right(torch.zeros(4, 5)), torch.ones(4, 1))
+
+
 @pytest.mark.parametrize(
     ("f", "shapes"),
     [(torch.add, [(3,), (4,)]), (torch.matmul, [(3, 4), (3, 4)]), (lambda a, b: a.view(5) + b, [(4,), (5,)])],

@@ -24,7 +24,8 @@ _NO_REFERENCE = (
     "linalg.eig", "linalg.svd", "svd", "pca_lowrank", "geqrf", "linalg.qr", "qr", "frexp", "nextafter",
 )  # fmt: skip
 #: Operators whose strides PyTorch announces (to whoever compiles) otherwise than its CPU kernel makes them.
-_OTHER_STRIDES = ("nn.functional.max_unpool",)
+#: (Of transforms only where PyTorch has MKL.)
+_OTHER_STRIDES = ("nn.functional.max_unpool", "fft.", "unique_consecutive")
 
 #: (operator, or the beginning of its name with *), (dtypes), (ways), and the reason.
 _EXPECTED: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], ...] = (
@@ -43,6 +44,18 @@ _EXPECTED: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], 
         (),
         ("backward",),
         "AOTAutograd by itself gives the result no gradient; below Dynamo it does",
+    ),
+    (
+        ("unique_consecutive",),
+        (),
+        ("dynamic",),
+        "PyTorch announces wrong sizes to compilers where the dimension is negative: an error says so",
+    ),
+    (
+        ("index_fill",),
+        (),
+        ("backward",),
+        "torch 2.11 announces as many unique elements as there are elements: an error says so",
     ),
 )  # fmt: skip
 

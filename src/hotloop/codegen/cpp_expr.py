@@ -247,8 +247,8 @@ class ExprPrinter:
         )
 
     def _beside(self, code: Code, dtype: torch.dtype, other: Code) -> Code:
-        """One side of a comparison. The compiler spreads a scalar over the lanes of the other side itself, but
-        where it is a choice of short integers it takes it for an ``int``, which does not fit."""
+        """One side of a comparison. The compiler spreads a scalar over the lanes of the other side itself,
+        but a choice of short integers it takes for an ``int``, which does not fit."""
         choice = other.vector and not code.vector and code.prec == LOW
         return Code(self.spread(code, dtype)) if choice and dtype.itemsize < 4 else code
 

@@ -290,7 +290,7 @@ class _Host:
         self.body += [f"{name} = {out}.shape[{dim}]" for name, out, dim in told]
         for b in step.outs:
             if b is not None:
-                self.check_strides(self.p.buffers[b])
+                self.check_result(self.p.buffers[b], step)
 
     def keeper(self, step: Extern) -> str:
         """A name for the object that makes this call and keeps what it made of the weight."""
@@ -310,13 +310,17 @@ class _Host:
         self.setup[made] = f"rt.convolution({listed}, {groups}{post})"
         return made
 
-    def check_strides(self, b: Buffer) -> None:
-        """The kernels were made for the strides that the operator announced: a copy where it gave others."""
+    def check_result(self, b: Buffer, step: Extern) -> None:
+        """The kernels were made for the sizes and strides that the operator announced: an error where it gave
+        other sizes, which of products nobody has seen, and a copy where it gave other strides."""
         self.setup["restride"] = "rt.restride"
         sizes, strides = _tuple(b.sizes), _tuple(b.strides)
-        self.body.append(
-            f"if {b.name}.stride() != {strides}: {b.name} = restride({b.name}, {sizes}, {strides})"
-        )
+        differs = f"{b.name}.stride() != {strides}"
+        if step.weight is None and str(step.target) not in _OUT_FUNCTIONS:
+            differs += f" or {b.name}.shape != {sizes}"
+        source = f" ({step.origin.source})" if step.origin.source else ""
+        made = f"restride({b.name}, {sizes}, {strides}, {f'{step.target}{source}'!r})"
+        self.body.append(f"if {differs}: {b.name} = {made}")
 
     def target(self, target: Any) -> str:
         if isinstance(target, OpOverload):

@@ -155,8 +155,8 @@ def lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
 
 
 def clamp(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    """NaN in ``x`` or in a bound gives NaN; the upper bound wins where the bounds cross. Of equal operands the
-    second is taken, so that -0.0 stays itself beside a bound of 0.0."""
+    """NaN in ``x`` or in a bound gives NaN; the upper bound wins where the bounds cross. Of equal operands
+    the second is taken, so that -0.0 stays itself beside a bound of 0.0."""
     if low is not None:
         x = larger(low, x)
     return x if high is None else smaller(high, x)

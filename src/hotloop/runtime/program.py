@@ -16,7 +16,7 @@ import torch
 
 from hotloop import compat
 from hotloop.codegen.cpp import read_status
-from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError
+from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError, ResultShapeError
 from hotloop.runtime.changes import FINGERPRINT_NAME
 from hotloop.runtime.packing import Convolution, Panels, SharedPanels
 from hotloop.runtime.pool import OutputPool, give_back
@@ -150,9 +150,16 @@ class Runtime:
         return flat[:usable].view(dtype)
 
     @staticmethod
-    def restride(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    def restride(
+        tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], operator: str
+    ) -> torch.Tensor:
         """A copy with the strides that the kernels expect. Dimensions of size 1 may have any: they need no
-        copy."""
+        copy. Other sizes are an error, for kernels would read beyond the result."""
+        if tensor.shape != sizes:
+            raise ResultShapeError(
+                f"{operator} gave a result of sizes {list(tensor.shape)}, where PyTorch announced "
+                f"{list(sizes)} to compilers: leave the call out of the graph with torch.compiler.disable"
+            )
         same = all(s <= 1 or a == b for s, a, b in zip(sizes, tensor.stride(), strides, strict=True))
         if same or math.prod(sizes) == 0:
             return tensor
