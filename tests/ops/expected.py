@@ -12,8 +12,8 @@ from __future__ import annotations
 __all__ = ["DTYPES", "is_arbitrary", "reason", "unjudged", "without_strides"]
 
 DTYPES = (
-    "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
-    "complex64", "complex128",
+    "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "uint16",
+    "uint32", "uint64", "bool", "complex64", "complex128",
 )  # fmt: skip
 
 #: Their values are not determined by the arguments.

@@ -74,14 +74,11 @@ place. Their number in each column is said below. Random operators are compared 
 """
 _SHORT = {
     "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int64": "i64", "int32": "i32",
-    "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool", "complex64": "c64", "complex128": "c128",
+    "int16": "i16", "int8": "i8", "uint8": "u8", "uint16": "u16",
+    "uint32": "u32", "uint64": "u64", "bool": "bool", "complex64": "c64", "complex128": "c128",
 }  # fmt: skip
-_COLUMNS = [
-    ("float32", "forward"), ("float32", "backward"), ("float32", "dynamic"), ("bfloat16", "forward"),
-    ("bfloat16", "backward"), ("float64", "forward"), ("float64", "backward"),
-    *((d, "forward") for d in DTYPES if d not in ("float32", "bfloat16", "float64")),
-]  # fmt: skip
 _SUFFIX = {"forward": "", "backward": " bwd", "dynamic": " dyn"}
+_COLUMNS = [(dtype, mode) for dtype in DTYPES for mode in _SUFFIX]
 
 
 def write_table(outcomes: Sequence[Outcome]) -> str:
