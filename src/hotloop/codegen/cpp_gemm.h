@@ -20,9 +20,14 @@ template <int W, class T> HL void load_rows(const T* p, vec<f32, W>* row) {
         row[1] = bitcast<f32>(pair & 0xffff0000u);
     } else row[0] = load<W>(p);
 }
+// What memory is asked for while a tile is computed, so that none waits for it: of what the right operand's next
+// tiles read some lines, for every FETCH_TERMS terms, and of the left operand the terms that follow, in the end the first
+// ones of the next tile's rows. Without it a product of 128 rows ran at 0.65 to 0.83 of the processor's peak.
+struct ahead { const u8* right; int lines; const f32* left; };
+constexpr int FETCH_TERMS = 16, FETCH_BYTES = 64;
 // tile[C r + c] (+)= sum over k < depth of left[stride r + k] * panel(k, c), for r < R and c < C.
 template <int R, int C, class T>
-static inline void multiply_tile(const f32* left, i64 stride, const T* panel, i64 depth, f32* tile, bool more) {
+static inline void multiply_tile(const f32* left, i64 stride, const T* panel, i64 depth, f32* tile, bool more, ahead& next) {
     constexpr int W = HL_TILE_LANES, N = C / W, G = panel_group<T>;
     // Few sums at once would wait for each other: then even and odd rows have their own.
     constexpr int S = R * N <= 8 ? 2 : 1, K = S > G ? S : G;
@@ -52,6 +57,14 @@ static inline void multiply_tile(const f32* left, i64 stride, const T* panel, i6
             }
     };
     i64 k = 0;
+    if constexpr (S == 1)
+        while (k + FETCH_TERMS <= depth) {
+            for (int n = 0; n < next.lines; n++, next.right += FETCH_BYTES) __builtin_prefetch(next.right, 0, 2);
+            const f32* from = k + 2 * FETCH_TERMS < depth ? left + k + 2 * FETCH_TERMS : next.left + k + 2 * FETCH_TERMS - depth;
+#pragma GCC unroll 16
+            for (int i = 0; i < R; i++) __builtin_prefetch(from + stride * i);
+            for (i64 stop = k + FETCH_TERMS; k < stop; k += K) rows(k, number<K>{});
+        }
     for (; k + K <= depth; k += K) rows(k, number<K>{});
     for (; k < depth; k += G) rows(k, number<G>{});
 #pragma GCC unroll 16
@@ -102,24 +115,32 @@ static inline void widen_rows(const T* left, i64 stride, int rows, i64 terms, i6
 template <int R, int C, int REST, int MOST, int BLOCK, class T>
 static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel, i64 depth, f32* tile) {
     constexpr int G = panel_group<T>;
-    static_assert(BLOCK % G == 0, "whole groups");
-    for (i64 first = 0; first < depth; first += BLOCK) {
-        i64 terms = depth - first < BLOCK ? depth - first : BLOCK;
+    static_assert(BLOCK % FETCH_TERMS == 0 && FETCH_TERMS % G == 0, "whole groups");
+    // As many blocks of about equal depth.
+    i64 blocks = (depth + BLOCK - 1) / BLOCK, block = ((depth + blocks - 1) / blocks + FETCH_TERMS - 1) / FETCH_TERMS * FETCH_TERMS;
+    i64 tiles = (rows + R - 1) / R;
+    for (i64 first = 0; first < depth; first += block) {
+        i64 terms = depth - first < block ? depth - first : block;
         const T* right = panel + C * first;
+        // What follows this block in memory is what this thread reads next, in this panel or another.
+        ahead next = {(const u8*)(right + C * terms), int((C * FETCH_TERMS * sizeof(T) / FETCH_BYTES + tiles - 1) / tiles), nullptr};
         if constexpr (same<T, f32>) {
             each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
-                multiply_tile<decltype(height)::value, C>(left + stride * row + first, stride, right, terms, tile + C * row, first);
+                constexpr int H = decltype(height)::value;
+                next.left = row + H < rows ? left + stride * (row + H) + first : left + first + terms;
+                multiply_tile<H, C>(left + stride * row + first, stride, right, terms, tile + C * row, first, next);
             });
         } else {
             // For many tiles, the panel is widened once; rows that vary decide at run time.
             constexpr bool MANY = MOST > 2 * R, FEW = !MANY || REST < 0;
             i64 whole = (terms + G - 1) / G * G;
             alignas(64) f32 strip[R * BLOCK], wide[MANY ? BLOCK * C : 1];
+            next.left = strip;
             auto all = [&](const auto* from) __attribute__((always_inline)) {
                 each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
                     constexpr int H = decltype(height)::value;
                     widen_rows(left + stride * row + first, stride, H, terms, whole, strip, BLOCK);
-                    multiply_tile<H, C>(strip, BLOCK, from, whole, tile + C * row, first);
+                    multiply_tile<H, C>(strip, BLOCK, from, whole, tile + C * row, first, next);
                 });
             };
             if constexpr (FEW)
