@@ -63,8 +63,14 @@ def resolve_backend(name: str) -> Any:
     return name
 
 
+#: Options that both back ends know by these names.
+_OPTIONS = frozenset(("freezing", "max_autotune"))
+
+
 def compile_with(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` compiled by the back end ``name``, or ``name:mode``; "eager" is the function itself.
+    Besides torch.compile's modes there are options: ``name:freezing``, ``name:max_autotune``, or both with a
+    ``+`` between them.
 
     Each gets its own code object: Dynamo keeps its compiled entries on it, and a shared one would make
     every call of one back end look through the entries of the others.
@@ -73,6 +79,8 @@ def compile_with(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     backend, _, mode = name.partition(":")
     more: dict[str, Any] = {"mode": mode} if mode else {}
+    if mode and _OPTIONS.issuperset(mode.split("+")):
+        more = {"options": dict.fromkeys(mode.split("+"), True)}
     return torch.compile(own_code(function), backend=resolve_backend(backend), dynamic=False, **more)
 
 
@@ -348,22 +356,31 @@ def print_machine() -> None:
     )
 
 
+def _time_width(name: str) -> int:
+    return max(16, len(name) + 6)
+
+
+def _ratio_width(name: str, base: str) -> int:
+    return max(20, len(name) + len(base) + 4)
+
+
 class Table:
     """The table of run times, printed line by line as cases finish."""
 
     def __init__(self, backends: Sequence[str], width: int = 34) -> None:
         self.backends = list(backends)
-        self.bases = ["eager", *(["inductor"] if "inductor" in backends else [])]
+        self.bases = ["eager", *(name for name in backends if name.startswith("inductor"))]
         self.width = width
         self.outcomes: list[Outcome] = []
-        times = "".join(f"{name + ' ms':>16}" for name in ["eager", *self.backends])
-        ratios = "".join(f"{f'{name}/{base}':>20}" for base, name in self._pairs())
+        times = "".join(f"{name + ' ms':>{_time_width(name)}}" for name in ["eager", *self.backends])
+        ratios = "".join(f"{f'{name}/{base}':>{_ratio_width(name, base)}}" for base, name in self._pairs())
         header = f"{'':{width}}{times}{ratios}"
         print(header)
         print("-" * len(header))
 
     def _pairs(self) -> list[tuple[str, str]]:
-        return [(base, name) for base in self.bases for name in self.backends if name != base]
+        others = [name for name in self.backends if name not in self.bases]
+        return [(b, n) for b in self.bases for n in (self.backends if b == "eager" else others)]
 
     def add(self, outcome: Outcome) -> None:
         """Prints and keeps one case."""
@@ -372,10 +389,12 @@ class Table:
         for name in ["eager", *self.backends]:
             timing = outcome.timings.get(name)
             mark = " " if timing is None or timing.quiet else "~"
-            line += f"{timing.median:15.4f}{mark}" if timing else f"{'failed':>15} "
+            width = _time_width(name) - 1
+            line += f"{timing.median:{width}.4f}{mark}" if timing else f"{'failed':>{width}} "
         for base, name in self._pairs():
             ratio = outcome.ratio(base, name)
-            line += f"{'':>20}" if math.isnan(ratio) else f"{ratio:19.2f}x"
+            width = _ratio_width(name, base)
+            line += f"{'':>{width}}" if math.isnan(ratio) else f"{ratio:{width - 1}.2f}x"
         print(line, flush=True)
         for name, reason in outcome.failures.items():
             print(f"    {name}: {reason}", flush=True)

@@ -1,6 +1,7 @@
 """The model suite: forwards of real architectures in eager, Inductor and hotloop, interleaved.
 
-    python benchmarks/models.py [--filter bert,vit] [--dtype float32,bfloat16] [--size tiny]
+    python benchmarks/models.py [--filter bert,vit] [--dtype float32,bfloat16] [--size tiny] [--batch 8]
+                                [--backends inductor:freezing,hotloop:freezing]
                                 [--compile-time] [--memory] [--json out.json] [--plot out.png]
 
 Without more, run time. ``--compile-time`` adds cold and warm compiles in fresh processes and what Dynamo and
@@ -39,10 +40,10 @@ def model_check(sample: zoo.Sample) -> harness.Check:
 
 
 def measure_model(
-    name: str, size: zoo.Size, dtype: str, backends: list[str], seconds: float
+    name: str, size: zoo.Size, dtype: str, batch: int, backends: list[str], seconds: float
 ) -> harness.Outcome:
     """Checks and times one model's forward."""
-    sample = zoo.build(name, size).to(getattr(torch, dtype))
+    sample = zoo.build(name, size).to(getattr(torch, dtype)).repeated(batch)
     function, inputs = model_function(sample)
 
     check = model_check(sample)
@@ -79,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     made = harness.parser(__doc__)
     made.add_argument("--size", default="full", choices=["tiny", "full"])
     made.add_argument("--dtype", default="float32,bfloat16")
+    made.add_argument("--batch", type=int, default=1, help="how often the example inputs are repeated")
     made.add_argument("--compile-time", action="store_true")
     made.add_argument("--memory", action="store_true")
     made.add_argument("--no-run-time", action="store_true", help="leave run times out")
@@ -93,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\nInference, {dtype}")
             table = harness.Table(backends)
             for name in names:
-                table.add(measure_model(name, options.size, dtype, backends, options.seconds))
+                table.add(measure_model(name, options.size, dtype, options.batch, backends, options.seconds))
                 report[f"run_time_{dtype}"] = table.summary()
                 harness.write_json(options.json, report)
             failed += table.finish()

@@ -44,11 +44,6 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def repeated(value: Any, batch: int) -> Any:
-    """An input for a larger batch."""
-    return torch.cat([value] * batch) if isinstance(value, torch.Tensor) and value.ndim else value
-
-
 @dataclass(frozen=True)
 class Training:
     """A model in training: ``step`` makes one step, ``loss`` holds the last one."""
@@ -66,7 +61,7 @@ class Training:
 def training(sample: zoo.Sample, backend: str, options: Any) -> Training:
     """A model of its own, and what makes a step of it."""
     model = without_dropout(copy.deepcopy(sample.model))
-    inputs = {name: repeated(value, options.batch) for name, value in sample.inputs.items()}
+    inputs = sample.repeated(options.batch).inputs
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     last: list[torch.Tensor] = []
 
@@ -98,7 +93,7 @@ def exact(sample: zoo.Sample, batch: int) -> list[torch.Tensor]:
     """The first step's loss and gradients, computed in float64."""
     wide = sample.to(torch.float64)
     model = without_dropout(wide.model)
-    inputs = {name: repeated(value, batch) for name, value in wide.inputs.items()}
+    inputs = wide.repeated(batch).inputs
     loss: torch.Tensor = sum(r.square().mean() for r in model(**inputs) if r.is_floating_point())
     loss.backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]

@@ -83,6 +83,21 @@ class Sample:
         return Sample(self.name, copy.deepcopy(self.model).to(dtype), _cast(self.inputs, dtype))
 
 
+    def repeated(self, batch: int) -> Sample:
+        """A copy whose example inputs stand ``batch`` times one after the other."""
+        return Sample(self.name, self.model, _repeat(self.inputs, batch))
+
+
+def _repeat(value: Any, batch: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value] * batch) if value.ndim else value
+    if isinstance(value, dict):
+        return {key: _repeat(item, batch) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_repeat(item, batch) for item in value)
+    return value
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.dtype.is_floating_point else value
