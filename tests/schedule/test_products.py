@@ -25,7 +25,7 @@ from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.runtime.toolchain import choose_simd
 from hotloop.schedule.schedule import schedule
-from hotloop.schedule.tiles import TILES, tile_shapes
+from hotloop.schedule.tiles import TILES, tilings
 from judge import assert_as_accurate, reference_of
 
 LEVELS = sorted(TILES)
@@ -124,7 +124,7 @@ def test_tiles_cover_rows_evenly(level: str, dtype: torch.dtype) -> None:
     lanes, shapes = TILES[level]
     for m in (1, 2, 7, 8, 9, 42, 128, 197):
         for n in (8, 16, 48, 100, 768, 50257):
-            for tile in tile_shapes(dtype, m, n, level):
+            for tile in tilings(dtype, m, n, 64, level, 2):
                 if tile.method == "amx":
                     assert (tile.height, tile.width, tile.multiple) == (32, 32, 32)
                     continue

@@ -116,8 +116,9 @@ template <int R, int C, int REST, int MOST, int BLOCK, class T>
 static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel, i64 depth, f32* tile) {
     constexpr int G = panel_group<T>;
     static_assert(BLOCK % FETCH_TERMS == 0 && FETCH_TERMS % G == 0, "whole groups");
-    // As many blocks of about equal depth.
-    i64 blocks = (depth + BLOCK - 1) / BLOCK, block = ((depth + blocks - 1) / blocks + FETCH_TERMS - 1) / FETCH_TERMS * FETCH_TERMS;
+    // As many blocks as it takes, of about equal depth.
+    i64 blocks = (depth + BLOCK - 1) / BLOCK;
+    i64 block = ((depth - 1) / blocks / FETCH_TERMS + 1) * FETCH_TERMS;
     i64 tiles = (rows + R - 1) / R;
     for (i64 first = 0; first < depth; first += block) {
         i64 terms = depth - first < block ? depth - first : block;

@@ -26,7 +26,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import KernelCall, Loop, Multiply, Scratch, Stmt, Store
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, ViewRef, op_outputs, op_reads
-from hotloop.ir.panels import panel_sizes
+from hotloop.ir.panels import panel_count, panel_sizes
 from hotloop.ir.rewrite import drop_roundings
 
 from .axes import flat_index
@@ -283,18 +283,19 @@ class _Tiles:
         self.panel_size = panel_size
 
     def build(self) -> tuple[Stmt, ...]:
-        whole, last = divmod(self.n, self.x.tiling.width)
-        return (self.panels(whole),) * bool(whole) + (self.blocks(ix.const(whole), last) if last else ())
-
-    def panels(self, count: int) -> Loop:
-        """Every whole panel by every block of rows."""
+        """Every panel by every block of rows; of the last panel fewer columns may count."""
+        width = self.x.tiling.width
+        count = panel_count(self.n, width)
+        if count == 1:
+            return self.blocks(ix.const(0), self.n)
         panel = ix.var("panel", count)
-        body = self.blocks(panel * 1, self.x.tiling.width)
+        columns = width if self.n % width == 0 else ix.minimum(width, self.n - panel * width)
+        body = self.blocks(panel * 1, columns)
         if self.x.tiling.rows_first and isinstance(body[0], Loop) and body[0].kind == "parallel":
-            return replace(body[0], body=(Loop(panel, 0, count, "parallel", body[0].body),))
-        return Loop(panel, 0, count, "parallel", body)
+            return (replace(body[0], body=(Loop(panel, 0, count, "parallel", body[0].body),)),)
+        return (Loop(panel, 0, count, "parallel", body),)
 
-    def blocks(self, panel: Index, columns: int) -> tuple[Stmt, ...]:
+    def blocks(self, panel: Index, columns: IndexLike) -> tuple[Stmt, ...]:
         """The blocks of rows by one panel, of which so many columns count."""
         size = self.x.tiling.rows
         count = sz.plain((self.m + (size - 1)) // size)
@@ -308,7 +309,7 @@ class _Tiles:
     def _fits(self, size: int) -> bool:
         return isinstance(self.m, int) and self.m % size == 0
 
-    def block(self, panel: Index, columns: int, first: Index, rows: IndexLike) -> tuple[Stmt, ...]:
+    def block(self, panel: Index, columns: IndexLike, first: Index, rows: IndexLike) -> tuple[Stmt, ...]:
         """The product of one block, and what happens to each of its elements."""
         x, tiling = self.x, self.x.tiling
         width, most = tiling.width, tiling.rows

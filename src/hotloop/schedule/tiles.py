@@ -75,37 +75,45 @@ def choose_tiling(
 
 def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
     """Every tiling that may be the best, the most likely one first."""
-    found = []
+    found: list[tuple[float, list[Tiling]]] = []
     rows = m if isinstance(m, int) else max(sz.hint(m), USUAL_ROWS)
-    for tile in tile_shapes(dtype, m, n, level):
+    for tile, slowness in tile_shapes(dtype, m, level):
         height = tile.height
         rest = m % height if isinstance(m, int) else None
         tiles = max(1, -(-rows // height))
         fewest = -(-rows // BLOCK_ROWS)
+        panels = panel_count(n, tile.width)
         # As many blocks as it takes to have work for every thread.
-        blocks = max(fewest, min(-(-4 * threads // panel_count(n, tile.width)), tiles))
-        found.append(replace(tile, rows=-(-tiles // blocks) * height, rest=rest))
+        blocks = max(fewest, min(-(-4 * threads // panels), tiles))
+        ways = [replace(tile, rows=-(-tiles // blocks) * height, rest=rest)]
         kept = max(1, KEPT_ROWS // (dtype.itemsize * k * height))
         blocks = -(-max(fewest, -(-tiles // kept)) // threads) * threads  # as many for each thread
         if isinstance(m, int) and 1 < blocks <= tiles:
-            found.append(replace(found[-1], rows=-(-tiles // blocks) * height, rows_first=True))
-    return found
+            ways.append(replace(ways[0], rows=-(-tiles // blocks) * height, rows_first=True))
+        found.append((slowness * _columns_a_thread(panels, tiles * height, ways[0], threads), ways))
+    return [way for _, ways in sorted(found, key=lambda f: f[0]) for way in ways]
 
 
-def tile_shapes(dtype: torch.dtype, rows: IndexLike, columns: int, level: str) -> list[Tiling]:
-    """Tiles for a product of so many rows and columns, little padding and few loads first; of a block they
+def _columns_a_thread(panels: int, rows: int, tiling: Tiling, threads: int) -> float:
+    """The time that the thread with most to do takes: the columns of so many rows, filled-up ones too."""
+    blocks = -(-rows // tiling.rows)
+    longest = -(-panels * blocks // threads)
+    return longest * tiling.rows * tiling.width
+
+
+def tile_shapes(dtype: torch.dtype, rows: IndexLike, level: str) -> list[tuple[Tiling, float]]:
+    """Tiles for a product of so many rows, each with the time it takes for as much as another; of a block they
     tell only its tiles."""
     if dtype is torch.bfloat16 and level == "amx":
         # Few rows wait for the weight to come from memory: any instructions will do, on panels in one form.
         if isinstance(rows, int) and rows <= FEW_ROWS:
-            return [Tiling(max(1, rows), 32, 0, None, "fma", 32)]
-        return [Tiling(32, 32, 0, None, "amx", 32)]
+            return [(Tiling(max(1, rows), 32, 0, None, "fma", 32), 1.0)]
+        return [(Tiling(32, 32, 0, None, "amx", 32), 1.0)]
     lanes, shapes = TILES[level]
-    padded = {s: panel_count(columns, lanes * s[1]) * s[1] * s[2] for s in shapes}
+    method = "dot" if dtype is torch.bfloat16 and level == "avx512_bf16" else "fma"
     found = []
-    for most, count, _ in sorted(shapes, key=lambda s: padded[s]):
+    for most, count, slowness in shapes:
         if isinstance(rows, int):
             most = -(-rows // -(-rows // most))  # as many tiles, of about equal height
-        method = "dot" if dtype is torch.bfloat16 and level == "avx512_bf16" else "fma"
-        found.append(Tiling(most, lanes * count, 0, None, method))
+        found.append((Tiling(most, lanes * count, 0, None, method), slowness))
     return found
