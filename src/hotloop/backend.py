@@ -47,19 +47,20 @@ from hotloop.lower.lower import lower
 from hotloop.lower.symbols import InexpressibleError, describe_symbols
 from hotloop.runtime import graph_cache
 from hotloop.runtime.autotune import Tuner
+from hotloop.runtime.backing import Backing
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
 from hotloop.runtime.changes import FINGERPRINT, FINGERPRINT_NAME, Fingerprint
 from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
-from hotloop.runtime.packing import SharedPanels
+from hotloop.runtime.packing import Kept, WeightMemory
 from hotloop.runtime.pool import OutputPool
 from hotloop.runtime.program import Runtime, load_program, profiled
 from hotloop.runtime.toolchain import Toolchain, choose_simd, find_toolchain, machine_name
 from hotloop.schedule.schedule import arrange, choices, settle
 from hotloop.schedule.tiles import TILES
 
-__all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link"]
+__all__ = ["Bound", "compile_graph", "hotloop", "hotloop_decomp", "hotloop_unfused", "link", "weight_memory"]
 
 Options = Mapping[str, Any]
 Compiled = Callable[..., Any]
@@ -173,7 +174,11 @@ def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
         return _compile_whole(gm, kind, config)
     strides = [n.meta["val"].stride() for n in list(_inputs_of(parts.main))[len(parts.kept) :]]
     main = _compile_whole(parts.main, kind, config)
-    return FrozenProgram(main, parts.prelude, parts.kept, parts.sources, strides, _fingerprint(config))
+    found = FrozenProgram(
+        main, parts.prelude, parts.kept, parts.sources, strides, _fingerprint(config), _backing_of(config)
+    )
+    _kept().frozen.add(found)
+    return found
 
 
 def _fingerprint(config: Config) -> Fingerprint:
@@ -463,7 +468,9 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     if config.cpp.enable_kernel_profile:
         found = {name: profiled(f, f"graph_{bound.number}_{name}") for name, f in found.items()}
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
-    runtime = Runtime(found, bound.constants, bound.objects, pool, config.memory_pool, _shared_panels())
+    runtime = Runtime(
+        found, bound.constants, bound.objects, pool, config.memory_pool, _kept(), _backing_of(config)
+    )
     return load_program(host, f"<hotloop {bound.name}>", runtime)
 
 
@@ -518,8 +525,26 @@ def _cache(cache_dir: str, limit: int) -> Cache:
 
 
 @cache
-def _shared_panels() -> SharedPanels:
-    return SharedPanels()
+def _kept() -> Kept:
+    return Kept()
+
+
+def weight_memory() -> WeightMemory:
+    """The bytes that the compiled programs of this process hold beside the weights, and gave back of them."""
+    return _kept().memory
+
+
+def _backing_of(config: Config) -> Backing | None:
+    """Where plain weights go, if anywhere: they are expected to stay where the user asked for freezing."""
+    replaced = config.freezing and config.weight_packing == "replace"
+    return _backing(config.cache_dir) if replaced else None
+
+
+@cache
+def _backing(folder: str) -> Backing:
+    found = Backing(folder)
+    _kept().backings.add(found)
+    return found
 
 
 @cache

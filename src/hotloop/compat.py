@@ -424,8 +424,12 @@ def pointwise_convolution(binary: bool) -> Any:
 
 
 def packed_bytes(packed: torch.Tensor) -> int:
-    """The bytes of a weight in blocks, without the padding that the library adds."""
-    return packed.numel() * packed.element_size()
+    """The bytes of a weight in blocks, with the padding that the library adds.
+
+    torch 2.11 to 2.14: `torch.ops.mkldnn._nbytes`.
+    """
+    found: int = torch.ops.mkldnn._nbytes(packed)
+    return found
 
 
 _WRITING = (

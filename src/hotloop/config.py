@@ -207,7 +207,8 @@ class Config:
     weight_packing: Literal["auto", "off", "replace"] = _option(
         "auto",
         "Reorder weights of products and convolutions: auto keeps a packed copy and repacks after an update; "
-        "off leaves weights as they are; replace does what auto does, for now.",
+        "off leaves them as they are; replace, with freezing, also gives the memory of plain weights back: "
+        "their pages move to files in cache_dir.",
         code=True,
     )
     cpp: Cpp = dataclasses.field(default_factory=Cpp)

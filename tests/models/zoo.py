@@ -82,7 +82,6 @@ class Sample:
         """A copy whose floating-point parameters, buffers and inputs have ``dtype``."""
         return Sample(self.name, copy.deepcopy(self.model).to(dtype), _cast(self.inputs, dtype))
 
-
     def repeated(self, batch: int) -> Sample:
         """A copy whose example inputs stand ``batch`` times one after the other."""
         return Sample(self.name, self.model, _repeat(self.inputs, batch))

@@ -39,8 +39,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Convolution]:
     found: list[Convolution] = []
     original = backend.Runtime.convolution
 
-    def convolution(self: backend.Runtime, *numbers: object) -> Convolution:
-        found.append(original(self, *numbers))
+    def convolution(self: backend.Runtime, *numbers: object, **how: bool) -> Convolution:
+        found.append(original(self, *numbers, **how))
         return found[-1]
 
     monkeypatch.setattr(backend.Runtime, "convolution", convolution)
@@ -329,8 +329,8 @@ def test_programs_for_several_sizes_share_what_they_packed(monkeypatch: pytest.M
     found: list[Panels] = []
     original = backend.Runtime.panels
 
-    def panels(self: backend.Runtime, *numbers: object) -> Panels:
-        found.append(original(self, *numbers))
+    def panels(self: backend.Runtime, *numbers: object, **how: bool) -> Panels:
+        found.append(original(self, *numbers, **how))
         return found[-1]
 
     monkeypatch.setattr(backend.Runtime, "panels", panels)

@@ -61,6 +61,8 @@ class _Host:
         self.views: dict[ViewRef, str] = {}
         self.late = {s for op in self.p.ops if isinstance(op, Extern) for s, _, _ in op.binds}
         self.counter = 0
+        self.read: Counter[str] = Counter()  # how often the plain memory of a buffer is asked for
+        self.packers: dict[str, tuple[str, int]] = {}  # a weight, and how often its packer itself asks for it
         self.objects: list[Any] = []
 
     def text(self) -> str:
@@ -79,6 +81,9 @@ class _Host:
                 self.frame["base"] = "address"
                 self.body.append(f"release(base + {start}, {stop - start})")
         self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
+        for name, (weight, own) in self.packers.items():
+            if self.read[weight] > own:
+                self.setup[name] = self.setup[name][:-1] + ", read=True)"
         self.unname_single_pointers()
         return self.assemble()
 
@@ -160,6 +165,7 @@ class _Host:
     def pointer(self, name: str) -> str:
         """A Python expression for the address of a buffer's memory."""
         b = self.base(name)
+        self.read[b.name] += 1
         place = self.s.placements[b.name]
         if place.kind == "arena":
             self.frame.setdefault(f"p_{b.name}", f"address + {place.offset}")
@@ -187,6 +193,7 @@ class _Host:
         assert b.packs is not None
         numbers = f"{_tuple(b.packs.sizes)}, {_tuple(b.packs.strides)}, {_tuple(b.sizes)}"
         self.setup[f"pack_{b.name}"] = f"rt.panels({numbers})"
+        self.packers[f"pack_{b.name}"] = (self.base(b.packs.buffer).name, 0)
         self.body.append(f"{b.name} = pack_{b.name}({self.base_tensor(b.packs.buffer)})")
         self.body.append(f"p_{b.name} = {b.name}.data_ptr()")
         self.pointers[b.name] = f"p_{b.name}"
@@ -194,6 +201,7 @@ class _Host:
     def tensor(self, v: ViewRef, fresh: bool = False) -> str:
         """A Python expression for a strided view. ``fresh``: it is given to the caller."""
         b = self.base(v.buffer)
+        self.read[b.name] += 1
         whole = v.sizes == b.sizes and v.strides == b.strides and v.offset == 0 and v.dtype is b.dtype
         owner = self.base_tensor(v.buffer)
         kind = self.s.placements[b.name].kind
@@ -308,6 +316,7 @@ class _Host:
         made = f"convolution{self.counter}"
         self.counter += 1
         self.setup[made] = f"rt.convolution({listed}, {groups}{post})"
+        self.packers[made] = (self.base(step.args[step.weight].buffer).name, 1)
         return made
 
     def check_result(self, b: Buffer, step: Extern) -> None:

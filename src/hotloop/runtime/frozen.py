@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from hotloop.runtime.backing import Backing
 from hotloop.runtime.changes import Fingerprint, Seen, keep_private
 
 __all__ = ["PLACES", "FrozenProgram"]
@@ -39,6 +41,7 @@ class FrozenProgram:
         main: takes the inputs at ``kept``, then the frozen values, as one list.
         prelude: takes the inputs at ``sources`` and gives the frozen values, whose strides are ``strides``.
         fingerprint: the compiled function of ``changes.py``.
+        backing: where the memory of weights goes that two calls in a row saw unchanged, if anywhere.
     """
 
     def __init__(
@@ -49,12 +52,15 @@ class FrozenProgram:
         sources: Sequence[int],
         strides: Sequence[Sequence[int]],
         fingerprint: Fingerprint,
+        backing: Backing | None = None,
     ) -> None:
         self._main, self._prelude = main, prelude
         self._inputs, self._sources = tuple(kept), tuple(sources)
         self._strides = [tuple(s) for s in strides]
-        self._fingerprint = fingerprint
+        self._fingerprint, self._backing = fingerprint, backing
+        self._apart = [k for k, source in enumerate(sources) if source not in kept]
         self._kept: _Kept | None = None
+        self._released: _Kept | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         """What the graph gives for its inputs; the list is emptied."""
@@ -64,15 +70,21 @@ class FrozenProgram:
         kept = self._kept
         if kept is None or not kept.seen.still(weights, self._fingerprint):
             kept = self._compute(weights)
+        elif self._backing is not None and self._released is not kept:
+            self._released = kept
+            for k in self._apart:  # the others are read by the main program too
+                weight = weights[k]
+                seen = Seen.of((weight,), self._fingerprint, PLACES)
+                self._backing.release(weight, partial(seen.still, (weight,), self._fingerprint))
         return self._main([*own, *kept.values])
 
     @property
     def kept_bytes(self) -> int:
         """The bytes of the frozen values, 0 before there are any."""
-        return 0 if self._kept is None else sum(v.nbytes for v in self._kept.values)
+        return 0 if self._kept is None else sum(v.untyped_storage().nbytes() for v in self._kept.values)
 
     def _compute(self, weights: Sequence[torch.Tensor]) -> _Kept:
-        self._kept = None  # so that there are never two sets of values
+        self._kept = self._released = None  # so that there are never two sets of values
         seen = Seen.of(weights, self._fingerprint, PLACES)
         with torch.inference_mode(False), torch.no_grad():
             plain = [w if w.is_inference() else w.detach() for w in weights]

@@ -17,8 +17,9 @@ import torch
 from hotloop import compat
 from hotloop.codegen.cpp import read_status
 from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError, ResultShapeError
+from hotloop.runtime.backing import Backing
 from hotloop.runtime.changes import FINGERPRINT_NAME
-from hotloop.runtime.packing import Convolution, Panels, SharedPanels
+from hotloop.runtime.packing import Convolution, Kept, Panels
 from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program", "profiled"]
@@ -40,13 +41,15 @@ class Runtime:
         objects: Sequence[Any],
         pool: OutputPool,
         keep_memory: bool = True,
-        shared: SharedPanels | None = None,
+        shared: Kept | None = None,
+        backing: Backing | None = None,
     ) -> None:
         self._kernels = kernels
         self._constants = constants
         self._objects = objects
         self._keep = keep_memory
-        self._shared: SharedPanels = SharedPanels() if shared is None else shared
+        self._shared = Kept() if shared is None else shared
+        self._backing = backing
         self.pooled = pool.empty
         self.empty = compat.empty_strided_cpu
         self._pool = pool
@@ -68,15 +71,19 @@ class Runtime:
         """An object that has no literal form in the text."""
         return self._objects[number]
 
-    def convolution(self, *numbers: Any) -> Convolution:
-        """A convolution that may keep its weight in blocks; see ``Convolution`` for the numbers."""
-        made = Convolution(self._kernels[FINGERPRINT_NAME], *numbers)
+    def convolution(self, *numbers: Any, read: bool = False) -> Convolution:
+        """A convolution that may keep its weight in blocks; see ``Convolution`` for the numbers. ``read``:
+        the program reads the plain weight too."""
+        backing = None if read else self._backing
+        made = Convolution(self._kernels[FINGERPRINT_NAME], backing, *numbers)
+        self._shared.packed.add(made)
         self.packed.append(made)
         return made
 
-    def panels(self, *numbers: Any) -> Panels:
-        """A weight that is kept in panels; see ``Panels`` for the numbers."""
-        made = Panels(self._kernels[FINGERPRINT_NAME], self._shared, *numbers)
+    def panels(self, *numbers: Any, read: bool = False) -> Panels:
+        """A weight that is kept in panels; see ``Panels`` for the numbers, and above for ``read``."""
+        backing = None if read else self._backing
+        made = Panels(self._kernels[FINGERPRINT_NAME], self._shared, backing, *numbers)
         self.packed.append(made)
         return made
 
