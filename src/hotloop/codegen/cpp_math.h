@@ -345,10 +345,28 @@ HL_LIBRARY1(asin, asin, u10)
 HL_LIBRARY1(acos, acos, u10)
 // @section atan needs: library
 HL_LIBRARY1(atan, atan, u10)
-// @section sinh needs: library
-HL_LIBRARY1(sinh, sinh, u10)
-// @section cosh needs: library
-HL_LIBRARY1(cosh, cosh, u10)
+// @section half_exp needs: exp, arith
+// e^a / 2 for large a, finite wherever that is a number, though e^a may not be: e^(a - c) times e^c / 2, with a
+// c for which the difference is exact and the factor almost so. The library's sinh and cosh give up where e^a does.
+template <class V> constexpr elem<V> large_exp = same<elem<V>, f32> ? 88 : 709;
+template <class V> HL V half_exp(V a) {
+    if constexpr (same<elem<V>, f32>) return exp(a - splat<V>(0x1.00ce64p+6f)) * splat<V>(0x1.8a54b0p+91f);
+    else return exp(a - splat<V>(0x1.40000000253d8p+9)) * splat<V>(0x1.40a4ba1fbb258p+922);
+}
+// @section sinh needs: half_exp, library
+HL_LIBRARY1(sinh_library, sinh, u10)
+template <class V> HL V sinh(V x) {
+    V y = sinh_library(x), a = abs(x);
+    const auto large = a > splat<V>(large_exp<V>);
+    return __builtin_expect(any(large), 0) ? select(large, copysign(half_exp(a), x), y) : y;
+}
+// @section cosh needs: half_exp, library
+HL_LIBRARY1(cosh_library, cosh, u10)
+template <class V> HL V cosh(V x) {
+    V y = cosh_library(x), a = abs(x);
+    const auto large = a > splat<V>(large_exp<V>);
+    return __builtin_expect(any(large), 0) ? select(large, half_exp(a), y) : y;
+}
 // @section asinh needs: library
 HL_LIBRARY1(asinh, asinh, u10)
 // @section acosh needs: library
