@@ -113,6 +113,14 @@ class _Open:
         self.buffers: set[str] = set()
 
 
+@dataclass(frozen=True)
+class _Waits:
+    """What an operation waits for: the steps whose results it needs, and a bit mask of all steps before it."""
+
+    needs: set[int]
+    before: int
+
+
 Refuse = Callable[[str, str, str], None]
 
 
@@ -138,7 +146,8 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
         fusible = isinstance(op, Pointwise) if written else isinstance(op, (Pointwise, Reduce))
         if fusible and enabled:
             assert isinstance(op, (Pointwise, Reduce))
-            chosen = _find_group(p, steps, step_of, readers, op, position, before, refuse, bool(written))
+            waits = _Waits(needs, before)
+            chosen = _find_group(p, steps, step_of, readers, op, position, waits, refuse, bool(written))
         level = _level(steps, needs)
         if chosen is None:
             chosen = len(steps)
@@ -177,8 +186,10 @@ def has_effect(op: Extern) -> bool:
 
 
 def _add_dependences(steps: list[_Open], chosen: int, before: int) -> None:
-    before &= ~(1 << chosen)
     bit = 1 << chosen
+    before &= ~(steps[chosen].before | bit)
+    if not before:  # as a rule: whoever waits for the group has these before it already
+        return
     steps[chosen].before |= before
     for s in steps:
         if s.before & bit:
@@ -305,7 +316,7 @@ def substitute_axes(g: Group, parts: Parts) -> Group:
 
 def _find_group(
     p: LoopProgram, steps: list[_Open], step_of: dict[str, int], readers: dict[str, list[int]],
-    op: Pointwise | Reduce, position: int, before: int, refuse: Refuse, overwrites: bool,
+    op: Pointwise | Reduce, position: int, waits: _Waits, refuse: Refuse, overwrites: bool,
 ) -> int | None:  # fmt: skip
     """The step that ``op`` joins, most bytes saved first; the group there is replaced by the larger one.
 
@@ -326,8 +337,8 @@ def _find_group(
         opened = steps[s]
         if isinstance(opened.step, Extern):
             continue
-        reason = "a dependence passes through another step" if _blocked(steps, s, before) else None
-        if not opened.step.axes and opened.level != _level(steps, _bits(before)):
+        reason = "a dependence passes through another step" if _blocked(steps, s, waits.needs) else None
+        if not opened.step.axes and opened.level != _level(steps, _bits(waits.before)):
             reason = "the numbers there are needed before it can be computed"
         reason = reason or _limits(opened, op)
         if reason is None:
@@ -338,7 +349,7 @@ def _find_group(
                 return s
             reason = reason or str(joined)
         refuse(opened.step.names, op.out, reason)
-    return _among_numbers(p, steps, op, before)
+    return _among_numbers(p, steps, op, waits)
 
 
 def _level(steps: Sequence[_Open], needs: Iterable[int]) -> int:
@@ -351,13 +362,13 @@ def _level(steps: Sequence[_Open], needs: Iterable[int]) -> int:
     return level
 
 
-def _blocked(steps: Sequence[_Open], s: int, before: int) -> bool:
-    """Whether something that an operation waits for waits for the group that it might join."""
-    return any(steps[d].before >> s & 1 for d in _bits(before) if d != s)
+def _blocked(steps: Sequence[_Open], s: int, needs: set[int]) -> bool:
+    """Whether something that an operation needs waits for the group that it might join."""
+    return any(steps[d].before >> s & 1 for d in needs if d != s)
 
 
 def _among_numbers(
-    p: LoopProgram, steps: Sequence[_Open], op: Pointwise | Reduce, before: int
+    p: LoopProgram, steps: Sequence[_Open], op: Pointwise | Reduce, waits: _Waits
 ) -> int | None:  # fmt: skip
     """The step that computes single numbers and has room for another, if ``op`` is one.
 
@@ -365,12 +376,13 @@ def _among_numbers(
     """
     if not isinstance(op, Pointwise) or any(v.extent != 1 for v in op.vars):
         return None
+    level = _level(steps, _bits(waits.before))
     for s in range(len(steps) - 1, max(-1, len(steps) - 1 - NUMBERS_REACH), -1):
         opened = steps[s]
-        if isinstance(opened.step, Extern) or opened.step.axes or _blocked(steps, s, before):
+        if isinstance(opened.step, Extern) or opened.step.axes or _blocked(steps, s, waits.needs):
             continue
         # What comes after a kernel that reads numbers must not hold up what the next kernel reads.
-        if opened.level != _level(steps, _bits(before)):
+        if opened.level != level:
             continue
         if _limits(opened, op) is None and isinstance(joined := join(p, opened.step, op), Group):
             opened.step = joined
