@@ -102,6 +102,21 @@ def test_variance_of_values_far_from_zero() -> None:
     check(lambda x: torch.var_mean(x, -1), torch.randn(4, 1000) + 1e4)
 
 
+@pytest.mark.parametrize("size", [7, 100, 768, 1023, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_values_have_no_variance(size: int, dtype: torch.dtype) -> None:
+    def normed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = torch.nn.functional.layer_norm(x, (x.shape[-1],))
+        columns = torch.nn.functional.batch_norm(x.t(), None, None, training=True)
+        return rows, columns, torch.var(x, -1), torch.std(x, -1, correction=0), torch.var(x.t(), 0)
+
+    x = (torch.rand(20, 1, dtype=dtype) * 100 - 50).expand(20, size).contiguous()
+    for found in torch.compile(normed, backend="hotloop", dynamic=False)(x):
+        assert (found == 0).all()
+    _, mean = torch.compile(lambda x: torch.var_mean(x, -1), backend="hotloop", dynamic=False)(x)
+    assert torch.equal(mean, x[:, 0])
+
+
 @pytest.mark.parametrize("order", [0, 1, 2, 3, 2.5, -1, -2, float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_norms(order: float, dtype: torch.dtype) -> None:

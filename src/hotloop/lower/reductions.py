@@ -325,19 +325,44 @@ def _truth(kind: str) -> Rule:
 def _moments(
     b: Builder, x: View, s: _Split, correction: float, like: Tensor
 ) -> tuple[Callable[[Expr], Expr], View, View]:
-    """(sum of squares -> variance, sum of squared differences, mean): two passes, in the compute dtype."""
+    """(sum of squares -> variance, sum of squared differences, mean): two passes, in the compute dtype.
+
+    The first mean is off by some units in the last place, also where all elements are equal, and a
+    normalisation may multiply that by thousands. The second pass adds up the differences from it too: they
+    say by how much.
+    """
     dtype = compute_dtype(x.dtype)
     total = _reduce(b, x, s, "sum", dtype, lambda e, _: compute_value(e), like)
-    mean = b.pointwise(
-        s.sizes, dtype, lambda v: ex.call("div", total.at(v), _size_value(s.count, dtype)), like
-    )
+    count = _size_value(s.count, dtype)
+    about = b.pointwise(s.sizes, dtype, lambda v: ex.call("div", total.at(v), count), like)
+
+    def difference(v: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
+        return ex.call("sub", compute_value(x.at(s.point(v, r))), about.at(v))
 
     def squared(v: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
-        d = ex.call("sub", compute_value(x.at(s.point(v, r))), mean.at(v))
+        d = difference(v, r)
         return ex.call("mul", d, d)
 
+    differences = b.reduce(s.sizes, s.reduced, "sum", dtype, difference, like)
     squares = b.reduce(s.sizes, s.reduced, "sum", dtype, squared, like)
-    return (lambda m: ex.call("div", m, _divisor(s.count, correction, m.dtype))), squares, mean
+
+    def off(v: tuple[Index, ...]) -> Expr:
+        return ex.call("div", differences.at(v), count)
+
+    def centred(v: tuple[Index, ...]) -> Expr:
+        whole = squares.at(v)
+        rest = ex.call("sub", whole, ex.call("mul", differences.at(v), off(v)))
+        noise = ex.call("mul", whole, ex.const(_NOISE * torch.finfo(dtype).eps, dtype))
+        return ex.where(ex.call("le", rest, noise), ex.const(0.0, dtype), rest)
+
+    mean = b.pointwise(s.sizes, dtype, lambda v: ex.call("add", about.at(v), off(v)), like)
+    spread = b.pointwise(s.sizes, dtype, centred, like)
+    return (lambda m: ex.call("div", m, _divisor(s.count, correction, m.dtype))), spread, mean
+
+
+#: What two sums of blocks are off by at most, in units in the last place: less than that left of squares is
+#: none.
+_NOISE = 32
 
 
 def _divisor(count: IndexLike, correction: float, dtype: torch.dtype) -> Expr:

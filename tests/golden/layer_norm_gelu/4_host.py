@@ -11,8 +11,8 @@ def build(rt):
 
     def call(args):
         in0, in1, in2 = args
-        b13 = pooled((512, 768), (768, 1), torch.float32, 1572864)
-        cpp_red_native_layer_norm_gelu_0(in0.data_ptr(), in2.data_ptr(), in1.data_ptr(), b13.data_ptr())
-        return [b13]
+        b16 = pooled((512, 768), (768, 1), torch.float32, 1572864)
+        cpp_red_native_layer_norm_gelu_0(in0.data_ptr(), in2.data_ptr(), in1.data_ptr(), b16.data_ptr())
+        return [b16]
 
     return call
