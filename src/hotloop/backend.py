@@ -42,6 +42,7 @@ from hotloop.graph.runnable import print_runnable
 from hotloop.ir.kernel import Kernel, KernelCall, Schedule
 from hotloop.ir.loops import LoopProgram
 from hotloop.ir.samples import describe
+from hotloop.ir.sizes import MOST
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.lower.symbols import InexpressibleError, describe_symbols
@@ -256,8 +257,9 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
             settings["symbols"] = describe_symbols(gm)
         if config.max_autotune:
             settings["machine"] = machine_name()  # what was measured here may be slow elsewhere
+        otherwise = _for_large_sizes(gm, kind, config) if symbolic else None
         key = _graph_key(gm, kind, config, log, settings)
-        known = None if key is None else _recall(key, gm, level, config, log)
+        known = None if key is None else _recall(key, gm, level, config, log, otherwise)
         if known is not None:
             return known
         log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
@@ -296,7 +298,8 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         elif key is not None and not objects:
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
             graph_cache.save(_cache_of(config), *key, gm, host, texts, plan.program.constants)
-        call = link(functions, host, Bound(name, plan.program.constants, objects, log.number), level, config)
+        bound = Bound(name, plan.program.constants, objects, log.number, otherwise)
+        call = link(functions, host, bound, level, config)
         write = log.later("inputs.json")
         return call if write is None else _describing(call, write)
 
@@ -404,8 +407,9 @@ def _graph_key(
 
 
 def _recall(
-    key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, level: Any, config: Config, log: Log
-) -> Compiled | None:
+    key: tuple[str, dict[str, str]], gm: torch.fx.GraphModule, level: Any, config: Config, log: Log,
+    otherwise: Compiled | None,
+) -> Compiled | None:  # fmt: skip
     """The callable of a graph that was compiled before, by this process or another."""
     found = graph_cache.load(_cache_of(config), *key, gm)
     if found is None:
@@ -415,7 +419,7 @@ def _recall(
     for f in functions:
         log.artifact("kernel_code", partial(str, f.text))
     log.artifact("output_code", lambda: "\n\n".join([*(f.text for f in functions), text.host]))
-    return link(functions, text.host, Bound(log.name, constants, (), log.number), level, config)
+    return link(functions, text.host, Bound(log.name, constants, (), log.number, otherwise), level, config)
 
 
 @contextmanager
@@ -446,12 +450,14 @@ def _reported(log: Log) -> Iterator[None]:
 @dataclass(frozen=True)
 class Bound:
     """What a host program refers to by name or number: the graph's own tensors, and objects without a
-    literal. ``number`` is the graph's own in this process."""
+    literal. ``number`` is the graph's own in this process; ``otherwise`` runs calls with sizes that the
+    program is not for."""
 
     name: str
     constants: Mapping[str, torch.Tensor]
     objects: Sequence[Any]
     number: int = 0
+    otherwise: Compiled | None = None
 
 
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
@@ -471,6 +477,7 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     runtime = Runtime(
         found, bound.constants, bound.objects, pool, config.memory_pool, _kept(), _backing_of(config)
     )
+    runtime.otherwise = bound.otherwise
     return load_program(host, f"<hotloop {bound.name}>", runtime)
 
 
@@ -579,6 +586,17 @@ def _per_size(gm: torch.fx.GraphModule, kind: str, config: Config, reason: Excep
     with Log(config, graph_id=next(_graph_numbers), kind=kind) as log:  # type: ignore[arg-type]
         log.artifact("perf_hints", lambda: f"this graph is {how}: {reason}")
     return _boxed(gm) if by_data else _PerSize(gm, kind, config)
+
+
+def _for_large_sizes(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
+    """What runs a graph with sizes larger than ``sizes.MOST``; nothing is compiled before there are some."""
+
+    @cache
+    def compiled() -> Compiled:
+        reason = CompileError(f"a size is larger than {MOST}", stage="lower")
+        return _per_size(gm, kind, config, reason)
+
+    return lambda args: compiled()(args)
 
 
 class _PerSize:

@@ -69,6 +69,41 @@ def test_the_other_dimensions_stay_numbers() -> None:
     assert "6*" in text and text.count("vector for i1 in 0..6") >= 1
 
 
+def test_sizes_beyond_those_of_32_bit_positions_are_compiled_again() -> None:
+    with pytest.MonkeyPatch.context() as patch, counted() as found:
+        patch.setattr("hotloop.ir.sizes.MOST", 100)
+        g = torch.compile(work, backend="hotloop", dynamic=True)
+        for n in (5, 100, 101, 40, 300, 101):
+            (x,) = rows(n)[0]
+            torch.testing.assert_close(g(x), work(x))
+    assert (found.static, found.symbolic) == (2, 1)
+
+
+def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    both = torch.cat((x * 2, y + 1), -1)
+    return F.pad(both, (2, 3)) + F.pad(both.relu(), (3, 2))
+
+
+def pooled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.avg_pool1d(x.exp(), 2), F.avg_pool1d(y.sin(), 3, 1)
+
+
+@pytest.mark.parametrize("function", [padded, pooled])
+def test_masks_are_cut_out_of_loops_where_sizes_vary_too(function: Any) -> None:
+    texts: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, counted():
+        patch.setattr(
+            "hotloop.backend.print_host",
+            lambda plan, name: texts.append(str(plan)) or host.print_host(plan, name),
+        )
+        inputs = [(torch.randn(4, n), torch.randn(4, m)) for n, m in ((40, 33), (7, 5), (64, 65))]
+        g = torch.compile(function, backend="hotloop", dynamic=True)
+        for x, y in inputs:
+            torch.testing.assert_close(g(x, y), function(x, y))
+    (text,) = texts
+    assert "masked" not in text and "where" not in text
+
+
 def test_sizes_of_0_and_1_are_compiled_apart() -> None:
     with counted() as found:
         g = torch.compile(work, backend="hotloop", dynamic=True)

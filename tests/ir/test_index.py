@@ -227,6 +227,17 @@ def test_negative_terms() -> None:
     assert (-v - 1) % 7 is 6 - v
 
 
+def test_quotients_of_symbols_are_bounded_together() -> None:
+    s = ix.symbol("s", 2, 1 << 27)
+    half, up = s // 2, (s + 1) // 2
+    i = ix.var("i", half)
+    assert ix.at_most(half, up) and not ix.at_most(up, half)
+    assert (2 * half - s).hi == 0 and (2 * half - s).lo == -1
+    assert (2 * i + 1 - s).hi is not None and (2 * i + 1 - s).hi < 0
+    assert ix.minimum(s, 2 * i + 2) is 2 * i + 2
+    assert (ix.var("j", up) * 2 - s).hi == -1
+
+
 def test_symbolic_remainder_of_a_multiple_is_zero() -> None:
     s, v = SYMBOLS[0], VARS[5]
     assert ix.mod(s * (v // 3), s) is ix.const(0)

@@ -112,7 +112,9 @@ def _most(loop: Loop) -> int:
     stop = ix.as_index(loop.stop)
     # Of a block that may be cut short, each side of the minimum is a bound.
     sizes = [n - loop.start for n in (stop.args if stop.kind == "min" else (stop,))]
-    return max(0, min((n.hi for n in sizes if n.hi is not None), default=UNBOUNDED))
+    most = min((n.hi for n in sizes if n.hi is not None), default=UNBOUNDED)
+    # What multiplies sizes that vary is bounded by a number that no loop reaches.
+    return max(0, min(most, UNBOUNDED) if (stop - loop.start).symbolic else most)
 
 
 def _block_sizes(terms: int, trips: int) -> tuple[int, ...]:
@@ -620,9 +622,10 @@ class StatementPrinter:
         if not accumulates or any(isinstance(t, Scratch) for t in statements(s.body)):
             return 1
         # Accumulators initialised inside the loop are fed by nested loops: their own cost is what counts.
-        cost = sum(ex.cost(t.value) for t in accumulates) if own else sum(
-            ex.cost(t.value) for t in statements(s.body) if isinstance(t, (Accumulate, Let, Store))
-        )  # fmt: skip
+        computed = accumulates if own else [
+            t for t in statements(s.body) if isinstance(t, (Accumulate, Let, Store))
+        ]  # fmt: skip
+        cost = ex.cost(*(t.value for t in computed))
         groups = 4 if cost <= 4 else 2 if cost <= 14 else 1
         while groups > 1 and groups * len(accumulates) > 8:
             groups //= 2

@@ -122,6 +122,10 @@ class _Host:
         for symbol, m in self.p.symbols.items():
             if m.value is not None:
                 self.head.append(f"{symbol.name} = {python_text(m.value)}")
+        bounded = [v.name for v, m in self.p.symbols.items() if v.hi == sz.MOST and m.value is None]
+        if bounded:
+            large = " or ".join(f"{name} > {sz.MOST}" for name in bounded)
+            self.head.append(f"if {large}: return rt.large(args)")
 
     def allocate_output(self, b: Buffer) -> None:
         sizes, strides = _tuple(b.sizes), _tuple(b.strides)

@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "local",
     "masked",
+    "neutral",
     "own_indices",
     "random",
     "replace_atoms",
@@ -268,6 +269,19 @@ def index_value(e: IndexLike, dtype: torch.dtype = torch.int64) -> Expr:
         return const(e.value, dtype)
     node = _make("index", torch.int64, (), e, e.free_vars)
     return node if dtype is torch.int64 else cast(node, dtype)
+
+
+def neutral(kind: str, dtype: torch.dtype) -> Expr:
+    """What changes nothing when another element is combined with it: by ``sum``, ``prod``, ``max``, ``min``,
+    ``any`` or ``all``."""
+    if kind in ("sum", "prod"):
+        return const(0 if kind == "sum" else 1, dtype)
+    if dtype is torch.bool or kind in ("any", "all"):
+        return const(kind in ("min", "all"), dtype)
+    if dtype.is_floating_point:
+        return const(-math.inf if kind == "max" else math.inf, dtype)
+    info = torch.iinfo(dtype)
+    return const(info.min if kind == "max" else info.max, dtype)
 
 
 def local(name: str, dtype: torch.dtype) -> Expr:
@@ -622,10 +636,10 @@ def index_symbols(i: Index) -> Iterator[Index]:
         yield from symbols(atom.args[0])
 
 
-def cost(e: Expr) -> int:
+def cost(*values: Expr) -> int:
     """About how many simple vector instructions one element takes, shared nodes counted once."""
     total = 0
-    for n in walk(e):
+    for n in dict.fromkeys(n for e in values for n in walk(e)):
         info = OPS.get(n.op)
         if info is not None:
             total += info.cost

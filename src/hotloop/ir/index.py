@@ -17,11 +17,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Union, overload
 
+from .index_text import to_text, to_text_parts
+
 __all__ = [
     "Index",
     "IndexLike",
     "add",
     "as_index",
+    "at_most",
     "coefficient",
     "const",
     "contiguous_strides",
@@ -294,8 +297,10 @@ def _from_terms(constant: int, terms: dict[Index, int]) -> Index:
         hi = None if hi is None or ahi is None else hi + ahi
     ordered = tuple(sorted(live.items(), key=lambda t: (-abs(t[1]), t[0]._order)))
     free = frozenset().union(*(a.free_vars for a in live))
-    if free and any(a.symbolic for a in live):
-        lo, hi = _joint_bounds(constant, ordered, lo, hi)
+    if any(a.symbolic for a in live):
+        if free:
+            lo, hi = _joint_bounds(constant, ordered, lo, hi)
+        lo, hi = _bounds_of_quotients(constant, live, lo, hi)
     return _make("sum", (constant, ordered), lo, hi, free)
 
 
@@ -306,6 +311,30 @@ def _joint_bounds(
     low, high = _sum_extremes(constant, terms)
     los = [b for b in (lo, None if low is None else low.lo) if b is not None]
     his = [b for b in (hi, None if high is None else high.hi) if b is not None]
+    return max(los, default=None), min(his, default=None)
+
+
+def _bounds_of_quotients(
+    constant: int, terms: Mapping[Index, int], lo: int | None, hi: int | None
+) -> tuple[int | None, int | None]:
+    """Bounds of a sum with quotients in it, by ``x - (k - 1) <= k * (x // k) <= x``: ``2 * (s // 2) <= s``,
+    and ``s // 2 <= (s + 1) // 2``, both sides taken ``k`` times."""
+    quotients = {a: a.args[1].value for a in terms if a.symbolic and a.kind == "div" and a.args[1].is_const}
+    if not quotients or len(terms) == 1:
+        return lo, hi
+    times = math.lcm(*(k // math.gcd(terms[a], k) for a, k in quotients.items()))
+    least = most = constant * times
+    rest = {a: c * times for a, c in terms.items() if a not in quotients}
+    for a, k in quotients.items():
+        c = terms[a] * times // k
+        x_constant, x_terms = linear_terms(a.args[0])
+        least += c * x_constant - max(c, 0) * (k - 1)
+        most += c * x_constant - min(c, 0) * (k - 1)
+        for atom, xc in x_terms:
+            rest[atom] = rest.get(atom, 0) + c * xc
+    low, high = _from_terms(least, rest).lo, _from_terms(most, rest).hi
+    los = [b for b in (lo, None if low is None else -(-low // times)) if b is not None]
+    his = [b for b in (hi, None if high is None else high // times) if b is not None]
     return max(los, default=None), min(his, default=None)
 
 
@@ -661,20 +690,20 @@ def _symbolic_mod(a: Index, b: Index) -> Index:
 def minimum(a: IndexLike, b: IndexLike) -> Index:
     """The smaller one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
-    if _at_most(a, b):
+    if at_most(a, b):
         return a
-    return b if _at_most(b, a) else _choice("min", min, a, b)
+    return b if at_most(b, a) else _choice("min", min, a, b)
 
 
 def maximum(a: IndexLike, b: IndexLike) -> Index:
     """The larger one; just one of them where the bounds tell which."""
     a, b = as_index(a), as_index(b)
-    if _at_most(b, a):
+    if at_most(b, a):
         return a
-    return b if _at_most(a, b) else _choice("max", max, a, b)
+    return b if at_most(a, b) else _choice("max", max, a, b)
 
 
-def _at_most(a: Index, b: Index) -> bool:
+def at_most(a: Index, b: Index) -> bool:
     """Whether ``a <= b`` is certain."""
     if a is b or (a.hi is not None and b.lo is not None and a.hi <= b.lo):
         return True
@@ -718,8 +747,7 @@ def contiguous_strides(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
 def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:
     """``offset + sum(index * stride)``: the flat position of a multi-dimensional index."""
     # One pass: the sum is normalised once, not once a dimension.
-    constant, parts = linear_terms(offset)
-    terms = dict(parts)
+    constant, terms = linear_terms(offset)[0], dict(linear_terms(offset)[1])
     for i, s in zip(indices, strides, strict=True):
         if isinstance(s, Index):
             c, own = linear_terms(mul(i, s))
@@ -734,8 +762,7 @@ def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset
 
 
 def delinearize(flat: IndexLike, sizes: Sequence[IndexLike]) -> tuple[Index, ...]:
-    """The row-major coordinates of ``flat`` in a shape; the inverse of ``linearize`` with contiguous
-    strides."""
+    """The row-major coordinates of ``flat`` in a shape: ``linearize`` with contiguous strides, inverted."""
     out: list[Index] = []
     rest = as_index(flat)
     for size in reversed(sizes[1:]):
@@ -870,26 +897,3 @@ def parts(e: IndexLike, kind: str) -> Iterator[Index]:
 def indirect_atoms(e: IndexLike) -> Iterator[Index]:
     """Every indirect index inside ``e``, outermost first."""
     return parts(e, "indirect")
-
-
-def to_text(e: IndexLike) -> str:
-    return str(e) if isinstance(e, int) else to_text_parts(e.kind, e.args)
-
-
-def to_text_parts(kind: str, args: tuple[Any, ...]) -> str:
-    if kind in ("const", "var", "sym"):
-        return str(args[0])
-    if kind == "sum":
-        parts = [f"{c}*{to_text(a)}" if c != 1 else to_text(a) for a, c in args[1]]
-        if args[0]:
-            parts.append(str(args[0]))
-        return "(" + " + ".join(parts).replace("+ -", "- ") + ")"
-    if kind == "mul":
-        return "*".join(to_text(a) for a in args)
-    if kind == "div":
-        return f"({to_text(args[0])}//{to_text(args[1])})"
-    if kind == "mod":
-        return f"({to_text(args[0])}%{to_text(args[1])})"
-    if kind == "indirect":
-        return f"[{args[0]!r} < {to_text(args[1])}]"
-    return f"{kind}({to_text(args[0])}, {to_text(args[1])})"

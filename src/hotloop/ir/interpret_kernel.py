@@ -54,6 +54,7 @@ from .kernel import (
     statements,
 )
 from .panels import panel_group
+from .sizes import MOST
 
 __all__ = ["RaceError", "run_kernel", "run_schedule"]
 
@@ -410,7 +411,9 @@ def _iterations(a: _Access, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     for d in dims:
         values = a.frames[d].values
         span = a.frames[d].loop.var.hi
-        number = number * ((int(values.max()) if span is None else span) + 2) + values
+        if span is None or span >= MOST:  # the bound of a product of sizes is no number to count by
+            span = int(values.max())
+        number = number * (span + 2) + values
     live = a.position >= 0
     return a.position[live], number.expand(a.position.shape)[live]
 

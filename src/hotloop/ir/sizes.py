@@ -14,6 +14,7 @@ from . import index as ix
 from .index import Index, IndexLike
 
 __all__ = [
+    "MOST",
     "UNKNOWN",
     "at_least",
     "estimate",
@@ -86,6 +87,9 @@ def least(e: IndexLike) -> int:
 
 #: What a size without a hint is taken for.
 UNKNOWN = 1024
+#: A program for sizes that vary is for sizes up to this, so that vectors of positions have 32-bit lanes: also
+#: of positions that a small stride or window multiplies. It is compiled again for larger ones.
+MOST = 1 << 27
 
 
 def symbols(e: IndexLike) -> Iterator[Index]:

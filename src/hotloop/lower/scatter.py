@@ -13,7 +13,6 @@ The next file is ``pooling.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -336,18 +335,6 @@ def _scatter_add(b: Builder, node: Node, x: View, dim: int, index: View, src: Vi
     return _scatter(b, node, x, dim, index, src, reduce="add")
 
 
-def _neutral(kind: str, dtype: torch.dtype) -> Expr:
-    """What changes nothing when another element is combined with it."""
-    if kind in ("sum", "prod"):
-        return ex.const(0 if kind == "sum" else 1, dtype)
-    if dtype is torch.bool:
-        return ex.const(kind == "min", dtype)
-    if dtype.is_floating_point:
-        return ex.const(-math.inf if kind == "max" else math.inf, dtype)
-    info = torch.iinfo(dtype)
-    return ex.const(info.min if kind == "max" else info.max, dtype)
-
-
 def _scatter_reduce(
     b: Builder,
     node: Node,
@@ -370,7 +357,7 @@ def _reduced(b: Builder, node: Node, x: View, w: _Write, reduce: str, include_se
     """``w``, a write into ``lifted(x)``, combined with what is there, or with the other values alone."""
     target = lifted(x)
     w = replace(w, kind="sum" if reduce == "mean" else _REDUCES[reduce])
-    start = _neutral(w.kind, x.dtype)
+    start = ex.neutral(w.kind, x.dtype)
     # What is written at all starts from nothing.
     writes = [w] if include_self else [replace(w, value=lambda v: start, kind="set"), w]
     if reduce == "mean":

@@ -3,7 +3,8 @@
 What comes in: a graph whose fake tensors have SymInts for sizes. What goes out: the same graph with ``Meta``
 in the place of each fake tensor, whose sizes and strides are numbers or index expressions (``ir/index.py``),
 and with index or value expressions in the place of symbolic numbers. What holds in between: a symbol is one
-``ix.symbol`` for the whole graph, with the bounds that the guards give and the traced value as its hint; what
+``ix.symbol`` for the whole graph, with the bounds that the guards give, ``sizes.MOST`` where they give none,
+and the traced value as its hint; what
 these expressions cannot say raises ``InexpressibleError``, and the graph is compiled for each set of sizes
 instead.
 
@@ -189,6 +190,8 @@ class Symbols:
             lo, hi, hint = compat.symbol_facts(x, e)
             if hint is None and not self._assumes:
                 lo = hi = None
+            elif hint is not None and hint <= sz.MOST and lo is not None and lo >= 0:
+                hi = sz.MOST if hi is None else min(hi, sz.MOST)
             self.known[name] = ix.symbol(name, lo, hi, hint)
         return self.known[name]
 

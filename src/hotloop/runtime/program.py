@@ -17,6 +17,7 @@ import torch
 from hotloop import compat
 from hotloop.codegen.cpp import read_status
 from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError, ResultShapeError
+from hotloop.ir.sizes import MOST
 from hotloop.runtime.backing import Backing
 from hotloop.runtime.changes import FINGERPRINT_NAME
 from hotloop.runtime.packing import Convolution, Kept, Panels
@@ -32,7 +33,7 @@ Call = Callable[[Sequence[Any]], list[Any]]
 
 class Runtime:
     """What a host program may ask for; one a program. Its methods are called while the program is set up,
-    except ``fault``, ``restride``, ``pooled`` and ``empty``, which the calls themselves use."""
+    except ``fault``, ``large``, ``restride``, ``pooled`` and ``empty``, which the calls themselves use."""
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class Runtime:
         self.empty = compat.empty_strided_cpu
         self._pool = pool
         self.kept_frames: list[Any] = []
+        #: What runs a call with sizes larger than ``sizes.MOST``, where sizes vary.
+        self.otherwise: Callable[[list[Any]], Any] | None = None
         self.packed: list[Convolution | Panels] = []
         self._spare = torch.zeros(8, dtype=torch.int64)
         #: An address that may be read, for tensors without elements.
@@ -62,6 +65,12 @@ class Runtime:
     def kernel(self, name: str) -> Any:
         """The compiled function; its arguments are addresses."""
         return self._kernels[name]
+
+    def large(self, args: list[Any]) -> Any:
+        """A call with sizes that this program is not for."""
+        if self.otherwise is None:
+            raise ValueError(f"a size is larger than {MOST}: compile this program for larger ones")
+        return self.otherwise(args)
 
     def constant(self, name: str) -> torch.Tensor:
         """A tensor of the graph module."""

@@ -115,7 +115,7 @@ class _Open:
 
 @dataclass(frozen=True)
 class _Waits:
-    """What an operation waits for: the steps whose results it needs, and a bit mask of all steps before it."""
+    """What an operation waits for: the steps that it needs, and a bit mask of all steps before it."""
 
     needs: set[int]
     before: int

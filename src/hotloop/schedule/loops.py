@@ -320,27 +320,30 @@ class Loops:
             any(isinstance(s, Store) for s in n.passes[0].body)
             or read & stored
             or ROWS * len(fed) > MAX_ACCUMULATORS
-            or not isinstance(axis.extent, int)
-            or axis.extent % ROWS
             or extents(n.outer) < ROWS * self.enough
+            or sz.hint(axis.extent) < ROWS
         ):
             return ()
-        block = ix.var(f"{axis.name}r", axis.extent // ROWS)
+        count = sz.plain(ix.floordiv(axis.extent, ROWS))
+        block = ix.var(f"{axis.name}r", count)
         copies = [_copy(substitute_statements(body, {axis: block * ROWS + r}), f"r{r}") for r in range(ROWS)]
-        return self.wrap((*n.outer[:-1], block), _side_by_side(copies))
+        whole = self.wrap((*n.outer[:-1], block), _side_by_side(copies))
+        left = sz.plain(ix.mod(axis.extent, ROWS))
+        if left == 0:
+            return whole
+        last = ix.var(f"{axis.name}l", left)
+        rest = _copy(substitute_statements(body, {axis: last + ROWS * count}), "l")
+        return (*whole, *self.wrap(n.outer[:-1], (Loop(last, 0, left, "serial", rest),)))
 
     def pieces(self, v: Index, body: tuple[Stmt, ...]) -> tuple[Loop, ...]:
         """The vector loop over ``v``, cut where a mask changes so that most masks become constant."""
-        extent = v.extent
-        if not isinstance(extent, int):
-            return (Loop(v, 0, extent, "vector", body),)
-        cuts = sorted(c for c in _borders(v, body) if 0 < c < extent)
+        cuts = _in_order(_borders(v, body), ix.as_index(v.extent))
         if not cuts or len(cuts) >= MAX_PIECES:
-            return (Loop(v, 0, extent, "vector", body),)
+            return (Loop(v, 0, v.extent, "vector", body),)
         out: list[Loop] = []
-        for k, (lo, hi) in enumerate(zip([0, *cuts], [*cuts, extent], strict=True)):
-            own = ix.var(f"{v.name}_{k}", hi - lo)
-            out.append(Loop(own, 0, hi - lo, "vector", substitute_statements(body, {v: own + lo})))
+        for k, (lo, hi) in enumerate(zip([0, *cuts], [*cuts, v.extent], strict=True)):
+            own = ix.var(f"{v.name}_{k}", sz.plain(ix.as_index(hi) - lo))
+            out.append(Loop(own, 0, own.extent, "vector", substitute_statements(body, {v: own + lo})))
         return tuple(out)
 
     def blocks(self, loop: Loop) -> tuple[Stmt, ...]:
@@ -448,10 +451,23 @@ def block_size(extent: int, enough: int, least: int) -> int:
     return want
 
 
-def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
-    """Where comparisons of index values against constants change their truth along ``v``, and where a load's
-    index goes over from one side of a ``min`` or ``max`` to the other."""
-    out: set[int] = set()
+def _in_order(cuts: Iterable[Index], extent: Index) -> list[IndexLike]:
+    """The cuts inside of ``0 .. extent``, in order: those of which it is certain where they lie."""
+    out: list[Index] = []
+    for c in sorted(cuts, key=repr):
+        inside = ix.at_most(ix.const(0), c) and ix.at_most(c, extent)
+        if not inside or any(ix.at_most(c, end) and ix.at_most(end, c) for end in (ix.const(0), extent)):
+            continue
+        before = [ix.at_most(o, c) for o in out]
+        if all(b or ix.at_most(c, o) for b, o in zip(before, out, strict=True)):
+            out.insert(sum(before), c)
+    return [sz.plain(c) for c in out]
+
+
+def _borders(v: Index, body: Iterable[Stmt]) -> set[Index]:
+    """Where comparisons of index values change their truth along ``v``, and where a load's index goes over
+    from one side of a ``min`` or ``max`` to the other: numbers, or indices of symbols."""
+    out: set[Index] = set()
     for s in statements(tuple(body)):
         if not isinstance(s, (Let, Store, Accumulate)):
             continue
@@ -472,24 +488,26 @@ def _borders(v: Index, body: Iterable[Stmt]) -> set[int]:
             if not c or not isinstance(c, int):
                 continue
             rest = d - v * c
-            if not rest.is_const:
+            if not _is_fixed(rest):
                 continue
             # c * v + r crosses zero at v = -r / c; strict and weak comparisons change on either side of it.
-            r = rest.value
-            exact = (-r) % c == 0
-            at = (-r) // c
+            r, by = (-rest, c) if c > 0 else (rest, -c)
+            after = ix.floordiv(r, by) + 1
             if e.op in ("eq", "ne"):
-                out.update((at, at + 1) if exact else ())
-            elif not exact:
-                out.add(at + 1)
+                out.update((after - 1, after) if ix.mod(r, by) is ix.const(0) else ())
             else:
-                # c > 0: d < 0 iff v < at, d <= 0 iff v < at + 1; c < 0 mirrors them.
+                # c > 0: d < 0 iff v < r / by, d <= 0 iff v < after; c < 0 mirrors them.
                 strict = e.op in ("lt", "ge")
-                out.add(at if strict == (c > 0) else at + 1)
+                out.add(ix.floordiv(r + (by - 1), by) if strict == (c > 0) else after)
     return out
 
 
-def _folds(v: Index, i: Index) -> Iterator[int]:
+def _is_fixed(e: Index) -> bool:
+    """Whether it is a number, or made of symbols alone."""
+    return not e.free_vars and not any(True for _ in ix.indirect_atoms(e))
+
+
+def _folds(v: Index, i: Index) -> Iterator[Index]:
     """Where ``min`` and ``max`` in an index change sides along ``v``: the edges of reflected and replicated
     padding."""
     if v not in i.free_vars or i.kind == "indirect":
@@ -504,8 +522,9 @@ def _folds(v: Index, i: Index) -> Iterator[int]:
     if i.kind in ("min", "max") and len(parts) == 2:
         for d in _differences(parts[0] - parts[1]):
             c = ix.coefficient(d, v)
-            if c and isinstance(c, int) and (d - v * c).is_const:
-                yield -((d - v * c).value // c)
+            if c and isinstance(c, int) and _is_fixed(d - v * c):
+                r, by = (v * c - d, c) if c > 0 else (d - v * c, -c)
+                yield ix.floordiv(r + (by - 1), by)
 
 
 def _differences(d: Index) -> Iterator[Index]:

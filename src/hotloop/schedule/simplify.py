@@ -75,9 +75,6 @@ def extents(vars: Sequence[Index]) -> int:
     return sz.estimate(v.extent for v in vars)
 
 
-_NEUTRAL: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "any": False, "all": True}
-
-
 def drop_empty(p: LoopProgram) -> LoopProgram:
     """Operations without points vanish; reductions over nothing, or over one element, become pointwise."""
     ops: list[Op] = []
@@ -87,7 +84,7 @@ def drop_empty(p: LoopProgram) -> LoopProgram:
         elif _are(op.vars, 0):
             continue
         elif isinstance(op, Reduce) and _are(op.reduce_vars, 0):
-            value = ex.cast(ex.const(_NEUTRAL[op.kind], op.body.dtype), p.buffers[op.out].dtype)
+            value = ex.cast(ex.neutral(op.kind, op.body.dtype), p.buffers[op.out].dtype)
             ops.append(Pointwise(op.out, op.vars, value, op.origin))
         elif isinstance(op, Reduce) and _are(op.reduce_vars, 1):
             one = op.body.substitute(dict.fromkeys(op.reduce_vars, 0))
@@ -393,14 +390,15 @@ def _split_factor(op: Reduce, buffers: Mapping[str, Buffer], threads: int) -> tu
     want = max(2, min(64, -(-8 * threads // units), terms // (32 if columns else 1024)))
     for k, v in enumerate(op.reduce_vars):
         n = v.extent
-        if not isinstance(n, int):
-            continue
-        fits = [d for d in range(2, 4 * want + 1) if n % d == 0]
+        fits = [d for d in range(2, 4 * want + 1) if n % d == 0] if isinstance(n, int) else []
         if fits:
             best = min(fits, key=lambda d: abs(d - want))
             if best >= threads or best * 2 >= want:
                 return k, best
-    return None
+    # The last of equal parts is shorter: its loop asks, so that it is no inner one where there are several.
+    varying = [(sz.hint(v.extent), k) for k, v in enumerate(op.reduce_vars) if isinstance(v.extent, Index)]
+    long = [k for points, k in varying if points >= 4 * want]
+    return (long[0], want) if long else None
 
 
 #: Columns that one thread reduces at a time: a few vectors, so that each row's visit reads whole cache lines.
@@ -420,10 +418,13 @@ def _runs_down_columns(op: Reduce, buffers: Mapping[str, Buffer]) -> bool:
 
 def _split(op: Reduce, k: int, factor: int, name: str) -> tuple[Reduce, Reduce]:
     v = op.reduce_vars[k]
-    size = v.extent // factor
+    size = sz.plain(ix.floordiv(v.extent + (factor - 1), factor))
     chunk = ix.var("c", factor)
     inner = ix.var(v.name, size)
     body = op.body.substitute({v: chunk * size + inner})
+    if sz.plain(size * factor) != v.extent:
+        inside = ex.call("lt", ex.index_value(chunk * size + inner), ex.index_value(ix.as_index(v.extent)))
+        body = ex.masked(inside, body, ex.neutral(op.kind, body.dtype))
     reduce_vars = (*op.reduce_vars[:k], inner, *op.reduce_vars[k + 1 :])
     partial = Reduce(name, (chunk, *op.vars), reduce_vars, op.kind, body, op.origin, op.folded)
     again = ix.var("r0", factor)
