@@ -1,12 +1,14 @@
 """Matrix products by a module's weight: eager and hotloop side by side, and what the processor can do.
 
-    python benchmarks/products.py [--dtype float32,bfloat16,float16] [--shapes 128x768x768,1x4096x4096]
+    python benchmarks/products.py [--dtype float32,bfloat16,float16,int8] [--shapes 128x768x768,1x4096x4096]
                                   [--backends hotloop] [--json out.json]
 
-Each line is ``relu(linear(x))`` of M rows, N columns, K terms. "of peak" is the share of the processor's peak
-of float32 multiply-adds, measured in the same run by a loop that touches registers alone; "GB/s" is how fast
-the weight is read, which bounds products of few rows. HOTLOOP_CPP_SIMD chooses other instructions than the
-processor's best. A result that is less accurate than eager's, by float64, is a failure. Next: ``models.py``.
+Each line is ``relu(linear(x))`` of M rows, N columns, K terms. With ``int8``, bfloat16 rows are multiplied by
+an int8 weight that is cast, and scaled by column (``int8-float32``: float32 rows). "of peak" is the share of
+the processor's peak of float32 multiply-adds, measured in the same run by a loop over registers alone;
+"GB/s" is how fast the weight is read, which bounds products of few rows. HOTLOOP_CPP_SIMD chooses other
+instructions than the processor's best. A result that is less accurate than eager's, by float64, is a failure.
+Next: ``models.py``.
 """
 
 from __future__ import annotations
@@ -81,13 +83,31 @@ class Layer(torch.nn.Module):
         return self.linear(x).relu()
 
 
+class Int8Layer(torch.nn.Module):
+    """The same by an int8 weight with a scale for each output channel."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (n, k), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(n) / 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale).relu()
+
+
+#: By the names of ``--dtype``: that of the rows.
+ROWS = {"int8": torch.bfloat16, "int8-float32": torch.float32}
+
+
 def measure_product(
-    shape: str, dtype: torch.dtype, backends: list[str], seconds: float
+    shape: str, kind: str, backends: list[str], seconds: float
 ) -> tuple[harness.Outcome, tuple[int, int, int]]:
     """Checks and times one product."""
     m, n, k = (int(word) for word in shape.split("x"))
     torch.manual_seed(0)
-    layer = Layer(k, n).to(dtype).eval().requires_grad_(False)
+    dtype = ROWS.get(kind) or getattr(torch, kind)
+    made = Int8Layer if kind in ROWS else Layer
+    layer = made(k, n).to(dtype).eval().requires_grad_(False)
     x = torch.randn(m, k).to(dtype)
 
     @functools.lru_cache(maxsize=1)
@@ -100,7 +120,7 @@ def measure_product(
     def run(x: torch.Tensor) -> torch.Tensor:
         return layer(x)  # type: ignore[no-any-return]
 
-    name = f"{shape}:{str(dtype).removeprefix('torch.')}"
+    name = f"{shape}:{kind}"
     return harness.measure(name, run, (x,), backends, check, seconds), (m, n, k)
 
 
@@ -142,8 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for dtype in options.dtype.split(","):
         for shape in options.shapes.split(","):
-            outcome, sizes = measure_product(shape, getattr(torch, dtype), backends, options.seconds)
-            print(line_of(outcome, sizes, getattr(torch, dtype).itemsize, backends, peak), flush=True)
+            outcome, sizes = measure_product(shape, dtype, backends, options.seconds)
+            itemsize = 1 if dtype in ROWS else getattr(torch, dtype).itemsize
+            print(line_of(outcome, sizes, itemsize, backends, peak), flush=True)
             for name, reason in outcome.failures.items():
                 print(f"    {name}: {reason}", flush=True)
             failed += len(outcome.failures)

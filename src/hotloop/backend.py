@@ -35,7 +35,7 @@ from hotloop.errors import (
     ToolchainError,
     describe_exception,
 )
-from hotloop.graph import convolutions, layouts, passes, random_states
+from hotloop.graph import convolutions, layouts, passes, quantised, random_states
 from hotloop.graph.decompositions import decompositions
 from hotloop.graph.freezing import freeze
 from hotloop.graph.runnable import print_runnable
@@ -170,7 +170,10 @@ def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], kind: str, co
 def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
     """A graph whose weights are not expected to change: what depends on them alone is computed once."""
     with compat.real_tensors(), _stage("graph"):
-        parts = freeze(passes.clean(gm))
+        gm = passes.clean(gm)
+        if _packs_products(config):
+            quantised.int8_products(gm)
+        parts = freeze(gm)
     if parts is None:
         return _compile_whole(gm, kind, config)
     strides = [n.meta["val"].stride() for n in list(_inputs_of(parts.main))[len(parts.kept) :]]
@@ -180,6 +183,13 @@ def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     )
     _kept().frozen.add(found)
     return found
+
+
+def _packs_products(config: Config) -> bool:
+    """Whether products by weights that last are hotloop's own."""
+    return (
+        config.weight_packing != "off" and not config.unfused and str(choose_simd(config.cpp.simd)) in TILES
+    )
 
 
 def _fingerprint(config: Config) -> Fingerprint:
@@ -266,6 +276,8 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
         with _stage("graph"):
             gm = passes.run(gm, config, log)
+            if _packs_products(config):
+                quantised.int8_products(gm)
             if not config.unfused:
                 layouts.channels_last(gm)
                 if config.weight_packing != "off":

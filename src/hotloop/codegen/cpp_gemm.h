@@ -2,7 +2,7 @@
 // What holds: operands narrower than f32 are widened to it, which is exact; sums of at most BLOCK terms are
 // kept in registers, then added to the tile.
 
-// @section multiply needs: memory, fma
+// @section multiply needs: memory, fma, convert
 #if defined(__AVX512F__)
 constexpr int HL_TILE_LANES = 16;
 #elif defined(__AVX__)
@@ -18,7 +18,8 @@ template <int W, class T> HL void load_rows(const T* p, vec<f32, W>* row) {
         vec<u32, W> pair = load<W>((const u32*)p);
         row[0] = bitcast<f32>(pair << 16);
         row[1] = bitcast<f32>(pair & 0xffff0000u);
-    } else row[0] = load<W>(p);
+    } else if constexpr (same<T, i8>) row[0] = convert<f32>(load<W>(p));
+    else row[0] = load<W>(p);
 }
 // What memory is asked for while a tile is computed, so that none waits for it: of what the right operand's next
 // tiles read some lines, for every FETCH_TERMS terms, and of the left operand the terms that follow, in the end the first
@@ -112,8 +113,8 @@ static inline void widen_rows(const T* left, i64 stride, int rows, i64 terms, i6
     }
 }
 // tile[C r + c] = sum over k < depth of left[stride r + k] * panel(k, c), for r < rows <= MOST and c < C.
-template <int R, int C, int REST, int MOST, int BLOCK, class T>
-static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel, i64 depth, f32* tile) {
+template <int R, int C, int REST, int MOST, int BLOCK, class L, class T>
+static inline void multiply(const L* left, i64 stride, i64 rows, const T* panel, i64 depth, f32* tile) {
     constexpr int G = panel_group<T>;
     static_assert(BLOCK % FETCH_TERMS == 0 && FETCH_TERMS % G == 0, "whole groups");
     // As many blocks as it takes, of about equal depth.
@@ -135,13 +136,19 @@ static inline void multiply(const T* left, i64 stride, i64 rows, const T* panel,
             // For many tiles, the panel is widened once; rows that vary decide at run time.
             constexpr bool MANY = MOST > 2 * R, FEW = !MANY || REST < 0;
             i64 whole = (terms + G - 1) / G * G;
-            alignas(64) f32 strip[R * BLOCK], wide[MANY ? BLOCK * C : 1];
+            constexpr bool NARROW = !same<L, f32>;
+            alignas(64) f32 strip[NARROW ? R * BLOCK : 1], wide[MANY ? BLOCK * C : 1];
             next.left = strip;
             auto all = [&](const auto* from) __attribute__((always_inline)) {
                 each_tile<R, C, REST>(rows, [&](i64 row, auto height) __attribute__((always_inline)) {
                     constexpr int H = decltype(height)::value;
-                    widen_rows(left + stride * row + first, stride, H, terms, whole, strip, BLOCK);
-                    multiply_tile<H, C>(strip, BLOCK, from, whole, tile + C * row, first, next);
+                    if constexpr (NARROW) {
+                        widen_rows(left + stride * row + first, stride, H, terms, whole, strip, BLOCK);
+                        multiply_tile<H, C>(strip, BLOCK, from, whole, tile + C * row, first, next);
+                    } else {
+                        next.left = row + H < rows ? left + stride * (row + H) + first : left + first + terms;
+                        multiply_tile<H, C>(left + stride * row + first, stride, from, terms, tile + C * row, first, next);
+                    }
                 });
             };
             if constexpr (FEW)

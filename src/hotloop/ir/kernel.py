@@ -126,10 +126,10 @@ class Multiply:
     ``left[at + stride * r + k]`` times element (k, c) of the panel that begins at ``panel[start]`` (see
     ``panels.py``).
 
-    ``left`` and ``panel`` are parameters of one dtype; products and sums are float32, and partial sums of
-    ``Multiply.BLOCK`` terms are added up, so that rounding errors do not grow with the depth. ``height``
-    rows are computed at once, by a ``method`` of ``METHODS``; ``rest``: the rows that are left over then, or
-    ``None`` where they vary.
+    ``left`` and ``panel`` are parameters of one dtype, or ``panel`` is int8; products and sums are float32,
+    and partial sums of ``Multiply.BLOCK`` terms are added up, so that rounding errors do not grow with the
+    depth. ``height`` rows are computed at once, by a ``method`` of ``METHODS``; ``rest``: the rows that are
+    left over then, or ``None`` where they vary.
     """
 
     tile: str

@@ -16,10 +16,13 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["PRODUCT_DTYPES", "pack_panels", "panel_count", "panel_group", "panel_sizes"]
+__all__ = ["PANEL_DTYPES", "PRODUCT_DTYPES", "pack_panels", "panel_count", "panel_group", "panel_sizes"]
 
 #: The dtypes whose products are computed by panels.
 PRODUCT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+#: The dtypes of panels: those of the products, and int8, which is widened for any of them.
+PANEL_DTYPES = (*PRODUCT_DTYPES, torch.int8)
 
 
 def panel_group(dtype: torch.dtype) -> int:

@@ -56,7 +56,7 @@ from .loops import (
     op_values,
     views_in,
 )
-from .panels import PRODUCT_DTYPES
+from .panels import PANEL_DTYPES, PRODUCT_DTYPES
 from .verify_values import LOW, extent_of, leaves, memory_of, node_fault, unguarded
 
 __all__ = ["verify_kernel", "verify_program", "verify_schedule"]
@@ -360,16 +360,17 @@ class _Kernel:
 
     def _multiply(self, s: Multiply, scope: _Scope) -> None:
         self._bound(ix.as_index(s.rows), scope)
-        dtypes = set()
+        dtypes = []
         for operand, index in ((s.left, s.at), (s.panel, s.start)):
             self._bound(index, scope)
             p = self._params.get(operand)
-            if p is None or p.role != "in" or p.dtype not in PRODUCT_DTYPES:
+            known = PRODUCT_DTYPES if operand == s.left else PANEL_DTYPES
+            if p is None or p.role != "in" or p.dtype not in known:
                 self._fail(f"{operand} is multiplied and is no parameter of float numbers with the role in")
-            dtypes.add(p.dtype)
-        if s.method != "fma" and dtypes != {torch.bfloat16}:
+            dtypes.append(p.dtype)
+        if s.method != "fma" and set(dtypes) != {torch.bfloat16}:
             self._fail(f"{s.left} and {s.panel} are not bfloat16, which {s.method} multiplies")
-        if len(dtypes) != 1 or s.method not in s.METHODS:
+        if dtypes[1] not in (dtypes[0], torch.int8) or s.method not in s.METHODS:
             self._fail(f"{s.left} and {s.panel} are of different dtypes, or {s.method} is no method")
         tile = scope.scratch.get(s.tile)
         if tile is None or tile.size != s.most * s.columns or tile.dtype is not torch.float32:

@@ -103,7 +103,7 @@ class Backing:
         if known is not None and known.first != first:
             self._forget(id(weight))
             known = None
-        if nbytes < LEAST or weight.is_shared() or weight.is_pinned():
+        if nbytes < LEAST or weight.is_shared() or weight.is_pinned():  # type: ignore[no-untyped-call]
             return
         if not _is_own(first, nbytes, known.file if known is not None else None):
             return

@@ -26,7 +26,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import KernelCall, Loop, Multiply, Scratch, Stmt, Store
 from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, ViewRef, op_outputs, op_reads
-from hotloop.ir.panels import panel_count, panel_sizes
+from hotloop.ir.panels import PRODUCT_DTYPES, panel_count, panel_sizes
 from hotloop.ir.rewrite import drop_roundings
 
 from .axes import flat_index
@@ -40,13 +40,16 @@ from .weights import is_dense, lasts
 __all__ = ["Product", "build_product", "find_products", "operations", "panels_of"]
 
 _TARGETS = ("aten.mm.default", "aten.addmm.default")
+#: A product by the transpose of an int8 weight, each column times its scale.
+_INT8 = "aten._weight_int8pack_mm.default"
 
 
 @dataclass(frozen=True)
 class Product:
     """``out = left @ matrix (+ bias)`` by panels of ``matrix``, and a group that works on ``out`` in tiles.
 
-    ``left`` is (M, K) with a stride of 1 along K, ``out`` (M, N) and contiguous.
+    ``left`` is (M, K) with a stride of 1 along K, ``out`` (M, N) and contiguous. ``scale``: (N,), by which
+    the columns of a product by an int8 matrix are multiplied.
     """
 
     op: Extern
@@ -55,6 +58,7 @@ class Product:
     panels: str
     tiling: Tiling
     epilogue: Group | None = None
+    scale: ViewRef | None = None
 
     @property
     def out(self) -> str:
@@ -91,11 +95,15 @@ def _product(
     p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str, threads: int, uses: Uses
 ) -> Product | None:
     """The product that a call computes, or ``None`` where it is better left to PyTorch."""
-    if str(op.target) not in _TARGETS or op.kwargs or len(op.outs) != 1 or op.outs[0] is None:
+    if str(op.target) not in (*_TARGETS, _INT8) or op.kwargs or len(op.outs) != 1 or op.outs[0] is None:
         return None
-    *bias, left, matrix = op.args
     out = p.buffers[op.outs[0]]
-    if not all(isinstance(v, ViewRef) and v.dtype is out.dtype for v in op.args):
+    if not all(isinstance(v, ViewRef) for v in op.args):
+        return None
+    bias, left, matrix, scale = _operands(op)
+    if not all(v.dtype is out.dtype for v in (*bias, left, *scale)) or out.dtype not in PRODUCT_DTYPES:
+        return None
+    if matrix.dtype is not (torch.int8 if scale else out.dtype):
         return None
     if not sz.is_static((*left.sizes[1:], *left.strides, *matrix.sizes, *matrix.strides)):
         return None
@@ -106,12 +114,23 @@ def _product(
         return None
     if bias and not (len(bias[0].sizes) < 2 or bias[0].sizes[0] in (1, m)):
         return None
-    tiling = choose_tiling(out.dtype, m, n, k, level, threads)
+    tiling = choose_tiling(matrix.dtype, m, n, k, level, threads)
     if tiling is None:
         return None
     panels = panels_of(matrix, tiling)
     buffers.setdefault(panels.name, panels)
-    return Product(op, left, bias[0] if bias else None, panels.name, tiling)
+    return Product(
+        op, left, bias[0] if bias else None, panels.name, tiling, scale=scale[0] if scale else None
+    )
+
+
+def _operands(op: Extern) -> tuple[list[ViewRef], ViewRef, ViewRef, list[ViewRef]]:
+    """Bias if any, left operand, matrix (K, N), and scales if any."""
+    if str(op.target) != _INT8:
+        *bias, left, matrix = op.args
+        return bias, left, matrix, []
+    left, weight, scale = op.args
+    return [], left, replace(weight, sizes=weight.sizes[::-1], strides=weight.strides[::-1]), [scale]
 
 
 def panels_of(matrix: ViewRef, tiling: Tiling) -> Buffer:
@@ -242,6 +261,10 @@ def _at_each_element(
     """What happens to one element of the product; it reads the element from ``_TILE[column]``."""
     n, dtype = column.extent, buffers[x.out].dtype
     value: Expr = ex.load(_TILE, (column,), torch.float32)
+    if x.scale is not None:
+        at = ix.linearize((column,), x.scale.strides, x.scale.offset)
+        scale = ex.load(x.scale.buffer, (at,), dtype)
+        value = ex.call("mul", value, ex.cast(scale, torch.float32))
     if x.bias is not None:
         bias = ex.load(x.bias.buffer, (_bias_at(x.bias, row, column),), dtype)
         value = ex.call("add", value, ex.cast(bias, torch.float32))

@@ -16,7 +16,7 @@ import torch
 
 from hotloop.ir import sizes as sz
 from hotloop.ir.index import IndexLike
-from hotloop.ir.panels import PRODUCT_DTYPES, panel_count
+from hotloop.ir.panels import PANEL_DTYPES, panel_count
 
 __all__ = ["TILES", "Tiling", "choose_tiling", "tile_shapes", "tilings"]
 
@@ -67,8 +67,9 @@ class Tiling:
 def choose_tiling(
     dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int
 ) -> Tiling | None:
-    """The tiling of an (m, k) by (k, n) product by a lasting weight, or ``None``: a call of the library."""
-    if level not in TILES or dtype not in PRODUCT_DTYPES or min(sz.hint(m) * LEAST, k, n) < LEAST:
+    """The tiling of an (m, k) by (k, n) product by a lasting weight of this dtype, or ``None``: a call of the
+    library."""
+    if level not in TILES or dtype not in PANEL_DTYPES or min(sz.hint(m) * LEAST, k, n) < LEAST:
         return None
     return tilings(dtype, m, n, k, level, threads)[0]
 
