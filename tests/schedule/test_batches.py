@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotloop.codegen.cpp import print_functions
 from hotloop.errors import VerifyError
 from hotloop.ir.interpret_kernel import run_schedule
 from hotloop.ir.kernel import KernelCall, Schedule
@@ -132,3 +133,18 @@ def test_rows_that_meet_are_refused() -> None:
     longer = replace(step, points=tuple(n + 1 for n in step.points))
     with pytest.raises(VerifyError, match="leaves"):
         verify_schedule(replace(made, steps=(*made.steps[:at], longer, *made.steps[at + 1 :])))
+
+
+def test_what_all_points_share_is_computed_once_a_row() -> None:
+    """Two divisions a vector cost more than the memory that it waits for."""
+
+    def scaled(scale: Tensor, *given: Tensor) -> list[Tensor]:
+        return [a.mul_(1.0 / scale).add_(b) for a, b in zip(given[::2], given[1::2], strict=True)]
+
+    made = made_of(scaled, torch.tensor(3.0), *pairs())
+    (batch,) = [c.kernel for c in calls(made) if c.points]
+    (function,) = print_functions([batch], "avx512")
+    before, loop, inside = function.text.partition("for (; ")
+    assert loop and "1.0f / " in before
+    assert "1.0f / " not in inside
+    assert inside.count("__builtin_prefetch(") == 2, "the two tensors are asked for ahead"

@@ -63,6 +63,11 @@ UNBOUNDED = BLOCK**4
 STACK = 1 << 16
 #: Scratch whose size varies lies on the stack up to these bytes.
 NEAR = 1 << 14
+#: How many bytes ahead a batch asks for what it reads and writes: its tensors are many, and each is new to
+#: the processor, whose own guesses end where a page does. The kernel of AdamW alone, 110 million parameters
+#: on two threads: 91 ms without, 89 at 256 bytes, 86 at 1024, 87 at 4096; a whole step 73.5 ms without, 68.8
+#: at 1024.
+AHEAD = 1024
 _SINGLE = "abcd"
 
 
@@ -150,6 +155,7 @@ class StatementPrinter:
         self.threshold = threshold
         self._accumulators: dict[str, Accumulator] = {}
         self._inside_parallel = False
+        self._in_batch = False
 
     # --- bodies ---------------------------------------------------------------------------------------------
 
@@ -394,7 +400,9 @@ class StatementPrinter:
             self.writer.open(f"if ({start} < {stop})")
             for n, p in enumerate(k.params):
                 line(f"{parameter(p)} = ({parameter(p).rpartition('*')[0]}*)row[{n}];")
+            self._in_batch = True
             self.body(k.body)
+            self._in_batch = False
             self.writer.close()
             self.writer.close()
 
@@ -742,10 +750,24 @@ class StatementPrinter:
         def loop(begin: str | None, end: str) -> None:
             start = "" if begin is None else f"i64 {name} = {begin}"
             self.writer.open(f"for ({start}; {name} < {end}; {name} += {step})")
+            if self._in_batch:
+                self._ask_ahead(s)
             self.body(s.body)
             self.writer.close()
 
         self._in_blocks(s, _block_sizes(self._terms(s.body), most), step, first, last, loop)
+
+    def _ask_ahead(self, s: Loop) -> None:
+        """Ask for what a later iteration reads and writes side by side. Asking past the end does no harm."""
+        v = self.values
+        stored = {t.buffer: t.index for t in s.body if isinstance(t, Store)}
+        loaded = {
+            n.buffer: n.indices[0] for t in s.body for r in _roots(t) for n in ex.walk(r) if n.op == "load"
+        }
+        for buffer, at in {**loaded, **stored}.items():
+            if v.contiguous(at) == 1:
+                place = v.pointer(buffer, at + AHEAD // v.dtypes[buffer].itemsize)
+                self.writer.line(f"__builtin_prefetch({place}{', 1' if buffer in stored else ''});")
 
     def _last_vector(self, s: Loop, live: str) -> None:
         self.values.set_lanes(Lanes(self.width, s.var, 1, live))
@@ -764,8 +786,8 @@ class StatementPrinter:
     def _hoist(self, loops: Sequence[Loop]) -> None:
         """Compute here what does not change in a loop that comes next."""
         inner = list(statements(tuple(loops)))
-        if any(_never(t) for t in inner if isinstance(t, Loop)):
-            return
+        if not self._in_batch and any(_never(t) for t in inner if isinstance(t, Loop)):
+            return  # a batch passes rows without points over
         vars_inside = frozenset(t.var for t in inner if isinstance(t, Loop))
         names = {t.name for t in inner if isinstance(t, (Let, Init, Scratch))}
         written = {t.buffer for t in inner if isinstance(t, Store)} | names
