@@ -469,3 +469,43 @@ def test_losses_of_several_results() -> None:
         return shared.sum(), shared.mean(0), x.exp(), torch.zeros(3)
 
     check(f, wanting(4, 5), wanting(5, 6))
+
+
+# --- sparse tensors: kernels see none, but what is around them is compiled ----------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_embeddings_may_be_sparse(dynamic: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.words = nn.Embedding(20, 5, sparse=True)
+            self.bags = nn.EmbeddingBag(20, 5, sparse=True, mode="mean")
+            self.out = nn.Linear(5, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.words(ids).sum(1) + self.bags(ids)).relu()
+
+    one, other = Model(), Model()
+    f = torch.compile(one, backend="hotloop", dynamic=dynamic)
+    for sizes in ((3, 4), (5, 4)):
+        ids = torch.randint(20, sizes)
+        for m in (f, other):
+            m(ids).square().sum().backward()
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and p.grad.layout is q.grad.layout
+        torch.testing.assert_close(p.grad.to_dense(), q.grad.to_dense())
+
+
+def test_sparse_tensors_inside_of_a_graph() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        s = (x * 2).relu().to_sparse()
+        return torch.sparse.mm(s, w * 2).sin() + s.to_dense().sum(1, keepdim=True)
+
+    check(f, wanting(4, 5), wanting(5, 3))
+    x = torch.randn(4, 5)
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        got = compiled(lambda x, kind=layout: (x * 2).relu().to_sparse(layout=kind))(x)
+        assert got.layout is layout
+        torch.testing.assert_close(got.to_dense(), (x * 2).relu())

@@ -149,8 +149,11 @@ def operator_arguments(target: Any) -> tuple[Argument, ...] | None:
 def storage_key(tensor: Any) -> int:
     """A number that two tensors share exactly if they share their memory. Fake tensors have it too.
 
-    torch 2.11 to 2.14: `torch.UntypedStorage._cdata`.
+    A tensor without strided memory is itself. torch 2.11 to 2.14: `torch.UntypedStorage._cdata`,
+    `torch.Tensor._cdata`.
     """
+    if tensor.layout is not torch.strided:
+        return int(tensor._cdata)
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -362,3 +362,64 @@ def test_an_index_out_of_range_raises() -> None:
         f(torch.randn(n, 3), torch.tensor([0, n - 1, -n]))
         with pytest.raises(IndexError):
             f(torch.randn(n, 3), torch.tensor([0, n, 1]))
+
+
+def number(ids: torch.Tensor, k: int) -> int:
+    """What Dynamo sees as a number that data tell."""
+    return int(ids[k].item())
+
+
+SLICES: dict[str, Any] = {
+    "stop": lambda x, i: x[: number(i, 0)] * 2,
+    "start": lambda x, i: x[number(i, 0) :] * 2,
+    "from the end": lambda x, i: x[-number(i, 0) :] * 2,
+    "both": lambda x, i: (x[number(i, 0) : number(i, 1)] * 2, x[number(i, 0) : number(i, 1)].sum(0)),
+    "steps": lambda x, i: x[:, number(i, 0) : number(i, 1) : 2] * 2,
+    "of what was computed": lambda x, i: (
+        (x * 2).exp()[: number(i, 0)] + 1, (x @ x.T)[: number(i, 0), number(i, 1) :]
+    ),
+    "returned as they are": lambda x, i: (x[: number(i, 0)], x[number(i, 0) :]),
+    "put together": lambda x, i: torch.cat([x[: number(i, 0)], x[number(i, 0) :]]) * 2,
+    "pieces": lambda x, i: [t * 2 for t in torch.tensor_split(x, [number(i, 0)])],
+    "written": lambda x, i: (x[number(i, 0) :].mul_(2), x + 1)[1],
+    "sums": lambda x, i: x[: number(i, 0)].sum() + x[: number(i, 1)].sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_whose_bounds_data_tell(name: str, data_dependent: None) -> None:
+    torch._dynamo.reset()
+    fn = SLICES[name]
+    g = torch.compile(fn, backend="hotloop")
+    for ids in ([2, 6], [6, 2], [0, 8], [3, 5]):
+        x, i = torch.randn(8, 5), torch.tensor(ids)
+        mine, eagers = x.clone(), x.clone()
+        torch.testing.assert_close(g(mine, i), fn(eagers, i))
+        torch.testing.assert_close(mine, eagers)
+
+
+def test_the_derivative_of_a_slice_whose_bounds_data_tell(data_dependent: None) -> None:
+    torch._dynamo.reset()
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[: number(i, 0)].exp().sum() + x[number(i, 1) :].sin().sum()
+
+    g = torch.compile(fn, backend="hotloop")
+    for ids in ([2, 6], [6, 2], [0, 8]):
+        x, i = torch.randn(8, 5, requires_grad=True), torch.tensor(ids)
+        (got,), (want,) = torch.autograd.grad(g(x, i), x), torch.autograd.grad(fn(x, i), x)
+        torch.testing.assert_close(got, want)
+
+
+def test_what_a_call_tells_is_known_before_it_is_used(data_dependent: None) -> None:
+    torch._dynamo.reset()
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = (x.sum(1) > 0).nonzero().squeeze(1)
+        picked = x[rows].softmax(-1)
+        return x.index_copy(0, rows, picked), picked.mean(0)
+
+    g = torch.compile(fn, backend="hotloop")
+    for n in (4, 6, 3):
+        x = torch.randn(n, 5)
+        torch.testing.assert_close(g(x), fn(x), equal_nan=True)

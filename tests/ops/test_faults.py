@@ -212,3 +212,68 @@ def test_numbers_written_to_dtypes_without_kernels(dtype: torch.dtype) -> None:
     if dtype.is_complex:
         check(lambda x, m: (x.masked_fill(m, 2.0), x.index_fill(0, m.long(), 3)), x, mask)
         check(lambda x: F.pad(x, (1, 1), value=2.0), x)
+
+
+WRITES: dict[str, Function] = {
+    "whole": lambda o, z: (o.copy_(z + z), o + 1)[1],
+    "slice": lambda o, z: (o[1:].add_(z[1:]), o[0] * 1)[1],
+    "transposed": lambda o, z: (o.t().mul_(z), o + 1)[1],
+    "both": lambda o, z: (o.mul_(2), z.mul_(o), o + z)[2],
+    "exchanged": lambda o, z: (lambda kept: (o.copy_(z), z.copy_(kept), o + z)[2])(o.clone()),
+    "by position": lambda o, z: (o.index_put_((torch.tensor([0, 2]),), z[:2]), o + 1)[1],
+    "conjugate": lambda o, z: (o.copy_(z.conj()), o + 1)[1],
+    "conjugate read before": lambda o, z: (lambda c: (o.mul_(2), c.real + z.imag)[1])(o.conj() * 1),
+    "as pairs": lambda o, z: (torch.view_as_real(o).mul_(2), o + z)[1],
+    "real part": lambda o, z: (o.real.mul_(2), o.imag.add_(1), o + z)[2],
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_complex_inputs_are_written_in_place(name: str) -> None:
+    """Kernels see no complex numbers: PyTorch writes them."""
+    check(WRITES[name], *(torch.randn(4, 4, dtype=torch.complex64) for _ in range(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e5m2], ids=str)
+def test_inputs_of_dtypes_without_kernels_are_written_in_place(dtype: torch.dtype) -> None:
+    def f(o: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = o.clone()
+        o.copy_(z)
+        z[1:].copy_(kept[1:])
+        o[:, 0].fill_(1)
+        return o.float() + z.float(), o.t().contiguous().float(), z.t()[1:].clone().float()
+
+    check(f, *(torch.randint(9, (4, 4)).to(dtype) for _ in range(2)))
+
+
+def test_a_view_that_pytorch_gives_keeps_the_memory_that_it_shows() -> None:
+    """A lazy conjugate lies in the memory of its argument, which another value must not get meanwhile."""
+    w = torch.randn(4, 4, dtype=torch.complex64)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.view_as_complex(x * 2)
+        c = y.conj()
+        return (c @ w).abs() + (torch.view_as_complex(x + 1) @ w).real, c.sum(0)
+
+    check(f, torch.randn(4, 4, 2))
+    linear = torch.nn.Linear(4, 4, dtype=torch.complex64)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (linear(x).abs() + linear(x).conj().real).sum()
+
+    got = torch.autograd.grad(torch.compile(loss, backend="hotloop")(w), list(linear.parameters()))
+    torch.testing.assert_close(got, torch.autograd.grad(loss(w), list(linear.parameters())))
+
+
+def test_a_conjugate_that_is_returned_stays_what_it_is() -> None:
+    fn = torch.compile(lambda x: torch.view_as_complex(x * 2).conj(), backend="hotloop")
+    x = torch.randn(50, 4, 2)
+    first = fn(x)
+    fn(torch.randn(50, 4, 2))
+    torch.testing.assert_close(first, torch.view_as_complex(x * 2).conj())
+
+
+def test_a_derivative_may_conjugate_a_number() -> None:
+    z = torch.randn(3, dtype=torch.complex64, requires_grad=True)
+    (got,) = torch.autograd.grad(torch.compile(lambda z: (z * 2j).imag.sum(), backend="hotloop")(z), z)
+    torch.testing.assert_close(got, torch.autograd.grad((z * 2j).imag.sum(), z)[0])

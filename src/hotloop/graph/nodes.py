@@ -46,8 +46,11 @@ def tensor_of(node: Any) -> torch.Tensor | None:
 
 
 def same_metadata(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have one dtype, shape, strides, device, and are lazy conjugates or not."""
-    if a.dtype is not b.dtype or a.device != b.device or a.layout is not b.layout:
+    """Whether two tensors have one dtype, shape, strides, device, and are lazy conjugates or not.
+
+    Of tensors without strides, sparse ones, it is not known.
+    """
+    if a.dtype is not b.dtype or a.device != b.device or not a.layout is b.layout is torch.strided:
         return False
     if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
         return False

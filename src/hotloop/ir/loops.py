@@ -48,6 +48,7 @@ __all__ = [
     "ViewRef",
     "op_outputs",
     "op_reads",
+    "op_symbols",
     "op_values",
     "program_symbols",
 ]
@@ -87,7 +88,8 @@ class Buffer:
     matrix in an input or constant: ``ir/panels.py``). ``strides`` are in elements. ``alias_of`` names the
     buffer whose storage this one reinterprets (``as_strided`` and dtype views), ``offset`` in elements of
     this dtype. ``lasting``: an input that is a parameter or buffer of a module, most likely the same at each
-    call.
+    call. ``sealed``: a tensor without strided memory, a sparse one: calls pass it on whole, kernels never see
+    it.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Buffer:
     offset: IndexLike = 0
     lasting: bool = False
     packs: ViewRef | None = None
+    sealed: bool = False
 
     @property
     def numel(self) -> IndexLike:
@@ -285,32 +288,45 @@ def views_in(value: Any) -> Iterator[ViewRef]:
 def program_symbols(p: LoopProgram) -> frozenset[Index]:
     """Every size symbol that buffers, operations and outputs mention."""
     found: set[Index] = set()
-
-    def mentioned(value: Any) -> None:
-        if isinstance(value, Index):
-            found.update(index_symbols(value))
-        elif isinstance(value, Expr):
-            found.update(expr_symbols(value))
-        elif isinstance(value, ViewRef):
-            mentioned((*value.sizes, *value.strides, value.offset))
-        elif isinstance(value, (tuple, list)):
-            for v in value:
-                mentioned(v)
-        elif isinstance(value, Mapping):
-            mentioned(tuple(value.values()))
-
     for b in p.buffers.values():
-        mentioned((b.sizes, b.strides, b.offset))
+        _add_symbols((b.sizes, b.strides, b.offset), found)
     for op in p.ops:
-        mentioned((op.args, op.kwargs) if isinstance(op, Extern) else op_values(op))
-        mentioned(op.indices if isinstance(op, Scatter) else ())
-        mentioned(
-            [v.extent for v in (*op.vars, *getattr(op, "reduce_vars", ()))]
-            if not isinstance(op, Extern)
-            else ()
-        )
-    mentioned(p.outputs)
+        _add_op_symbols(op, found)
+    _add_symbols(p.outputs, found)
     return frozenset(found)
+
+
+def op_symbols(op: Op) -> frozenset[str]:
+    """The names of the size symbols that an operation mentions: it waits for the calls that tell them.
+
+    Names, since a symbol whose bounds are about to be asserted is one without bounds in the assertion.
+    """
+    found: set[Index] = set()
+    _add_op_symbols(op, found)
+    return frozenset(s.name for s in found)
+
+
+def _add_op_symbols(op: Op, found: set[Index]) -> None:
+    if isinstance(op, Extern):
+        _add_symbols((op.args, op.kwargs), found)
+    else:
+        _add_symbols(op_values(op), found)
+        _add_symbols(op.indices if isinstance(op, Scatter) else (), found)
+        _add_symbols([v.extent for v in (*op.vars, *getattr(op, "reduce_vars", ()))], found)
+
+
+def _add_symbols(value: Any, found: set[Index]) -> None:
+    if isinstance(value, Index):
+        found.update(index_symbols(value))
+    elif isinstance(value, Expr):
+        found.update(expr_symbols(value))
+    elif isinstance(value, ViewRef):
+        _add_symbols((*value.sizes, *value.strides, value.offset), found)
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            _add_symbols(v, found)
+    elif isinstance(value, Mapping):
+        _add_symbols(tuple(value.values()), found)
 
 
 def op_reads(op: Op) -> tuple[str, ...]:

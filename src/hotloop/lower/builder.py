@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hotloop.errors import source_line
+from hotloop.errors import CompileError, source_line
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
@@ -40,7 +40,22 @@ from hotloop.ir.loops import (
 
 from .symbols import Meta
 
-__all__ = ["Builder", "Number", "Rule", "Value", "View", "loop_vars", "number_type", "number_value"]
+__all__ = [
+    "DTYPES",
+    "Builder",
+    "Number",
+    "Rule",
+    "Value",
+    "View",
+    "loop_vars",
+    "number_type",
+    "number_value",
+]
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+#: The dtypes that have arithmetic in the IR. Kernels see no other.
+DTYPES = frozenset((*_FLOATS, torch.bool, *_INTEGERS))
 
 Number = bool | int | float
 Point = Sequence[IndexLike]
@@ -191,6 +206,12 @@ class Builder:
         self.buffers[name] = Buffer(name, dtype, own, steps, kind, **more)
         return self.whole(name)
 
+    def add_sealed(self, like: Tensor, kind: str = "temp", name: str | None = None) -> View:
+        """A buffer for a tensor without strided memory: its strides mean nothing."""
+        return self.add_buffer(
+            tuple(like.shape), like.dtype, kind=kind, name=name, device=str(like.device), sealed=True
+        )
+
     def whole(self, buffer: str) -> View:
         """All of a buffer, as it lies."""
         b = self.buffers[buffer]
@@ -260,6 +281,29 @@ class Builder:
                     binds.setdefault(e, (k, dim))
         self._told.update(binds)
         self.ops.append(replace(op, binds=tuple((e, *at) for e, at in binds.items())) if binds else op)
+
+    def length_of_slice(
+        self,
+        n: IndexLike,
+        start: IndexLike | None,
+        end: IndexLike | None,
+        step: int = 1,
+        symbol: Index | None = None,
+    ) -> Index:
+        """The elements of ``range(n)[start:end:step]``, where data decide the bounds: told by a slice of one
+        number seen ``n`` times. ``symbol`` is theirs, if they have one."""
+        if symbol is None:
+            hi = n if isinstance(n, int) else n.hi
+            symbol = ix.symbol(self._fresh("length"), 0, hi)
+        aten = torch.ops.aten
+        one = self.add_buffer((), torch.uint8)
+        options = {"dtype": torch.uint8}
+        self.ops.append(Extern((one.buffer,), aten.scalar_tensor.default, (0,), options, (), self._origin))
+        row = ViewRef(one.buffer, (n,), (0,), 0, torch.uint8)
+        out = self.add_buffer((symbol,), torch.uint8, (0,))
+        call = Extern((out.buffer,), aten.slice.Tensor, (row, 0, start, end, step), {}, (), self._origin)
+        self.tell(call, [(symbol, 0, 0)])
+        return symbol
 
     def _better(self, symbol: Index, found: Measure) -> bool:
         """A size tells a symbol always, a stride only where there are elements."""
@@ -333,6 +377,13 @@ class Builder:
         """The view's elements in a buffer of their own (contiguous unless ``strides`` says otherwise)."""
         v = loop_vars("i", view.sizes)
         out = self.add_buffer(view.sizes, view.dtype, strides)
+        if view.dtype not in DTYPES:
+            ref = self.try_strided(view)
+            if ref is None:
+                raise CompileError(f"no kernel moves {view.dtype}", stage="lower", node=str(view))
+            clone = torch.ops.aten.clone.default
+            self.ops.append(Extern((out.buffer,), clone, (ref,), {}, (), self._origin))
+            return out
         self.ops.append(Pointwise(out.buffer, v, view.at(v), self._origin))
         return out
 

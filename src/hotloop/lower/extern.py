@@ -25,7 +25,7 @@ from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.loops import Extern, ViewRef
 
 from .builder import Builder, Tensor, View
-from .symbols import is_tensor, said
+from .symbols import is_sealed, is_tensor, said
 
 __all__ = ["argument", "call", "strided_like"]
 
@@ -60,6 +60,8 @@ def _announced(node: torch.fx.Node, layouts: bool = False) -> Any:
 def argument(b: Builder, x: Any, fx: Any, layouts: bool = False) -> Any:
     """An argument for the call: ``x`` is lowered, ``fx`` is the same argument in the FX graph."""
     if isinstance(x, View):
+        if b.buffers[x.buffer].sealed:
+            return b.strided(x)
         like = _announced(fx, layouts) if isinstance(fx, torch.fx.Node) else None
         if is_tensor(like) and tuple(like.shape) == x.sizes and like.layout is torch.strided:
             return strided_like(b, x, like)
@@ -116,6 +118,8 @@ def _result(b: Builder, node: torch.fx.Node, i: int, result: Any, single: bool) 
         return None
     if not single and not any(len(u.args) < 2 or u.args[1] == i for u in node.users):
         return None
+    if is_sealed(result):
+        return b.add_sealed(result)
     return b.add_buffer(tuple(result.shape), result.dtype, tuple(result.stride()), device=str(result.device))
 
 
@@ -138,6 +142,8 @@ def _reinterpreted(b: Builder, node: torch.fx.Node, args: Sequence[Any], val: Te
     source = _announced(node.args[0])
     if (
         source is None
+        or is_sealed(source)
+        or is_sealed(val)
         or not parameters[0].aliased
         or val.is_conj()
         or val.is_neg()

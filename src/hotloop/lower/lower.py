@@ -44,7 +44,7 @@ from . import (
     views,
 )
 from .builder import Builder, Rule, Tensor, View, loop_vars
-from .symbols import InexpressibleError, Opaque, Symbols, is_tensor, said
+from .symbols import InexpressibleError, Opaque, Symbols, is_sealed, is_tensor, said
 
 __all__ = ["RULES", "lower"]
 
@@ -151,6 +151,8 @@ class _Walk:
         return view
 
     def _tensor(self, val: Tensor, kind: str, name: str, lasting: bool = False) -> View:
+        if is_sealed(val):
+            return self.builder.add_sealed(val, kind, name)
         device = str(val.device)
         return self.builder.add_buffer(
             tuple(val.shape), val.dtype, tuple(val.stride()), kind, name, device=device, lasting=lasting
@@ -183,6 +185,8 @@ class _Walk:
         if target in indexing.RULES and isinstance(args[0], View) and not args[0].numel:
             rule = None  # every position is out of range there: PyTorch raises what eager raises
         if self.fallback_random and target in random.RULES:
+            rule = None
+        if is_sealed(val) or _has((args, kwargs), self._is_sealed):
             rule = None
         if rule is not None:
             result = self._apply(rule, node, args, kwargs)
@@ -233,6 +237,9 @@ class _Walk:
                 out = replace(out, again=nodes.index(result))
             self.outputs.append(out)
 
+    def _is_sealed(self, x: Any) -> bool:
+        return isinstance(x, View) and self.builder.buffers[x.buffer].sealed
+
     # --- helpers --------------------------------------------------------------------------------------------
 
     def _lowered(self, a: Any) -> Any:
@@ -265,6 +272,11 @@ class _Walk:
             raise CompileError("only a whole graph input can be written in place", stage="lower", node=node)
         if source.buffer == target.buffer and source != target:
             source = b.copy(source)  # it would read what it has just overwritten
+        if not {source.dtype, target.dtype} <= pointwise.DTYPES:
+            tensors = (b.strided(target), b.strided(source.expand(target.sizes)))
+            written = (target.buffer,)
+            b.ops.append(Extern((), torch.ops.aten.copy_.default, tensors, {}, written, b._origin))
+            return target
         v = loop_vars("i", target.sizes)
         body = ex.cast(pointwise.element(source, v), target.dtype)
         b.ops.append(Pointwise(target.buffer, v, body, b._origin))
@@ -299,6 +311,8 @@ class _Walk:
         if not isinstance(value, View):
             return said(value)
         b = self.builder
+        if self._is_sealed(value):
+            return b.strided(value)
         val = result.meta.get("eager_val", result.meta["val"])
         key = storage_key(val)
         # A version of an input is to be the input itself: what is returned of it is a tensor of its own.

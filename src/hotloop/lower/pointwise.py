@@ -26,15 +26,12 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index
 
 from . import formulas as fm
-from .builder import Builder, Rule, Tensor, View, loop_vars, number_type, number_value
+from .builder import DTYPES, Builder, Rule, Tensor, View, loop_vars, number_type, number_value
 from .formulas import op
 
 __all__ = ["DTYPES", "RULES", "compute_dtype", "element", "fits", "operand", "result_type", "scalar", "store"]
 
-#: The dtypes that have arithmetic in the IR.
 _LOW = (torch.bfloat16, torch.float16)
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-DTYPES = frozenset((torch.float32, torch.float64, *_LOW, torch.bool, *_INTEGERS))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -318,15 +315,15 @@ def _same_values(b: Builder, node: torch.fx.Node, x: View, **_: Any) -> Any:
     return _store(b, node, lambda v: element(x, v))
 
 
-def _alias(b: Builder, node: torch.fx.Node, x: View) -> Any:
-    """The same tensor, or what is the same for real numbers."""
-    return NotImplemented if x.dtype.is_complex else x
+def _alias(b: Builder, node: torch.fx.Node, x: Any) -> Any:
+    """The same tensor, or what is the same for real numbers. A derivative may ask it of a number."""
+    return NotImplemented if not isinstance(x, View) or x.dtype.is_complex else x
 
 
-def _cast(b: Builder, node: torch.fx.Node, x: View, *_: Any, **__: Any) -> Any:
+def _cast(b: Builder, node: torch.fx.Node, x: Any, *_: Any, **__: Any) -> Any:
     """An explicit conversion: it is always performed."""
     dtype = node.meta["val"].dtype
-    if node.meta["val"].device.type != "cpu" or not {x.dtype, dtype} <= DTYPES:
+    if not isinstance(x, View) or node.meta["val"].device.type != "cpu" or not {x.dtype, dtype} <= DTYPES:
         return NotImplemented
     return _store(b, node, lambda v: ex.cast(element(x, v), dtype))
 

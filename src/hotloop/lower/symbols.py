@@ -86,6 +86,11 @@ def is_tensor(val: Any) -> TypeGuard[torch.Tensor | Meta]:
     return isinstance(val, (torch.Tensor, Meta))
 
 
+def is_sealed(val: Any) -> bool:
+    """Whether a node's value is a tensor without strided memory, a sparse one: only calls can read it."""
+    return is_tensor(val) and val.layout is not torch.strided
+
+
 def said(value: Any) -> Any:
     """A number, where the host program can compute it. Raises ``InexpressibleError`` where it cannot."""
     if isinstance(value, Opaque):
@@ -138,9 +143,9 @@ class Symbols:
         return val
 
     def _meta(self, val: torch.Tensor) -> Any:
-        if val.layout is not torch.strided:
-            return val
         shape = tuple(self.size(n) for n in val.shape)
+        if is_sealed(val):
+            return Meta(val, shape, (), 0)
         strides = tuple(self.size(s) for s in val.stride())
         return Meta(val, shape, strides, self.size(val.storage_offset()))
 

@@ -126,6 +126,14 @@ def slice_start(n: IndexLike, start: IndexLike | None) -> IndexLike:
     return sz.plain(ix.minimum(ix.maximum(start, 0), n))
 
 
+def _first(b: Builder, n: IndexLike, start: IndexLike | None) -> IndexLike:
+    """Where a slice of ``n`` elements starts or ends, which only running may tell."""
+    try:
+        return slice_start(n, start)
+    except InexpressibleError:
+        return b.length_of_slice(n, None, start)
+
+
 def _slice(
     b: Builder,
     node: Node,
@@ -136,14 +144,17 @@ def _slice(
     step: int = 1,
 ) -> View:
     dim %= x.ndim
-    return slice_view(x, dim, slice_start(x.sizes[dim], start), step, result(node).shape[dim])
+    n, size = x.sizes[dim], result(node).shape[dim]
+    if isinstance(size, Index) and size.kind == "sym" and not b.knows(size):
+        b.length_of_slice(n, start, end, step, size)
+    return slice_view(x, dim, _first(b, n, start), step, size)
 
 
 def _narrow_copy(b: Builder, node: Node, x: View, dim: int, start: int, length: int) -> Any:
     if x.dtype not in SUPPORTED:
         return NotImplemented
     dim %= x.ndim
-    return moved(b, result(node), slice_view(x, dim, slice_start(x.sizes[dim], start), 1, length).at)
+    return moved(b, result(node), slice_view(x, dim, _first(b, x.sizes[dim], start), 1, length).at)
 
 
 def select_view(x: View, dim: int, at: IndexLike) -> View:
@@ -544,8 +555,8 @@ def _slice_scatter(
 ) -> Any:
     dim %= x.ndim
     n = x.sizes[dim]
-    first = slice_start(n, start)
-    last = sz.plain(ix.maximum(first, n if end is None else slice_start(n, end)))
+    first = _first(b, n, start)
+    last = sz.plain(ix.maximum(first, n if end is None else _first(b, n, end)))
     src = src.expand(with_dim(x.sizes, dim, -(-(last - first) // step)))
 
     def where(v: Vars) -> Expr:

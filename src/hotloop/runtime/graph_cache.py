@@ -142,7 +142,9 @@ def _text(value: Any) -> str | None:
 def _value(value: Any, storages: dict[int, int]) -> str:
     if isinstance(value, torch.Tensor):
         shared = storages.setdefault(compat.storage_key(value), len(storages))
-        layout = f"{tuple(value.shape)}{value.stride()}{value.storage_offset()}"
+        strided = value.layout is torch.strided
+        memory = f"{value.stride()}{value.storage_offset()}" if strided else f"{value.layout}"
+        layout = f"{tuple(value.shape)}{memory}"
         lazy = f"{'conj' * value.is_conj()}{'neg' * value.is_neg()}"
         return f"{value.dtype}{layout}{lazy}{value.device}{type(value).__name__}@{shared}"
     if isinstance(value, (tuple, list)):

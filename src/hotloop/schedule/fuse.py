@@ -35,6 +35,7 @@ from hotloop.ir.loops import (
     Scatter,
     op_outputs,
     op_reads,
+    op_symbols,
     op_values,
 )
 
@@ -129,9 +130,12 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
     steps: list[_Open] = []
     step_of: dict[str, int] = {}  # storage -> number of the step that writes it
     readers: dict[str, list[int]] = {}  # storage -> steps that read it
+    teller: dict[str, int] = {}  # symbol -> step of the call that tells its value
     impure: int | None = None  # the last step with an effect: random numbers, and what PyTorch says mutates
     for position, op in enumerate(p.ops):
         needs = {step_of[b] for b in (base_of(p.buffers, n) for n in op_reads(op)) if b in step_of}
+        if teller:
+            needs |= {teller[s] for s in op_symbols(op) if s in teller}
         effect = isinstance(op, Extern) and has_effect(op)
         if effect and impure is not None:
             needs.add(impure)
@@ -165,6 +169,8 @@ def fuse(p: LoopProgram, enabled: bool, refuse: Refuse) -> tuple[Group | Extern,
             opened.nodes += sum(1 for value in op_values(op) for _ in ex.walk(value))
             if isinstance(op, Pointwise):  # a reduction's result is a leaf
                 opened.depths[op.out] = _depth(opened, op)
+        if isinstance(op, Extern):
+            teller.update((s.name, chosen) for s, _, _ in op.binds)
         for b in op_reads(op):
             base = base_of(p.buffers, b)
             opened.buffers.add(base)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hotloop.compat import returns_alias
 from hotloop.ir import expr as ex
 from hotloop.ir import index as ix
 from hotloop.ir import sizes as sz
@@ -60,7 +61,7 @@ def plan(p: LoopProgram, steps: Sequence[KernelCall | Extern], reuse: bool, keep
     ``keep``: the arena is kept for the next call, so that nothing of it need be released before the end.
     """
     lives = _lifetimes(p, steps)
-    outputs = {base_of(p.buffers, o.buffer) for o in p.outputs if isinstance(o, ViewRef)}
+    outputs = {name for name, life in lives.items() if life.last == len(steps)}
     late = _late(p)
     kinds = _kinds(p, steps, outputs, late)
     shared: dict[str, str] = {}
@@ -104,6 +105,13 @@ def _lifetimes(p: LoopProgram, steps: Sequence[KernelCall | Extern]) -> dict[str
     for o in p.outputs:
         if isinstance(o, ViewRef):
             lives.setdefault(base_of(p.buffers, o.buffer), _Life(0, 0)).last = len(steps)
+    for step in reversed(steps):
+        if isinstance(step, Extern) and returns_alias(step.target):
+            # Its result shows memory of the arguments, as a conjugate does, for as long as it lives.
+            shown, results = (lives[base_of(p.buffers, n)] for n in op_reads(step)), op_outputs(step)
+            last = max((lives[base_of(p.buffers, n)].last for n in results), default=0)
+            for life in shown:
+                life.last = max(life.last, last)
     return lives
 
 
