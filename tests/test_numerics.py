@@ -67,7 +67,7 @@ UNARY: dict[str, Unary] = {
     "round": torch.round,
     "frac": torch.frac,
     "relu": torch.relu,
-    "relu6": lambda a, b: functional.relu6(a),
+    "relu6": functional.relu6,
     "hardswish": functional.hardswish,
     "hardsigmoid": functional.hardsigmoid,
     "hardtanh": functional.hardtanh,

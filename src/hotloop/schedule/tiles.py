@@ -103,8 +103,8 @@ def _columns_a_thread(panels: int, rows: int, tiling: Tiling, threads: int) -> f
 
 
 def tile_shapes(dtype: torch.dtype, rows: IndexLike, level: str) -> list[tuple[Tiling, float]]:
-    """Tiles for a product of so many rows, each with the time it takes for as much as another; of a block they
-    tell only its tiles."""
+    """Tiles for a product of so many rows, each with the time it takes for as much as another; of a block
+    they tell only its tiles."""
     if dtype is torch.bfloat16 and level == "amx":
         # Few rows wait for the weight to come from memory: any instructions will do, on panels in one form.
         if isinstance(rows, int) and rows <= FEW_ROWS:
