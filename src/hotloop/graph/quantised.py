@@ -67,9 +67,9 @@ def _rewritten(node: Node) -> bool:
             new = call(node, aten.add.Tensor, new, bias[0])
     replace(node, new)
     if last is not None:
-        replace(
-            last, last.args[0] if isinstance(last.args[0], Node) and last.args[1] is own else last.args[1]
-        )
+        product = last.args[1] if last.args[0] is own else last.args[0]
+        assert isinstance(product, Node)
+        replace(last, product)
     return True
 
 
@@ -112,7 +112,7 @@ def _int8(node: Any, dtype: torch.dtype) -> Node | None:
     if weight is None or weight.dtype is not torch.int8 or weight.ndim != 2 or not source.meta.get("lasting"):
         return None
     static = all(type(n) is int and n >= LEAST for n in weight.shape)
-    return source if static and weight.is_contiguous() else None  # type: ignore[no-any-return]
+    return source if static and weight.is_contiguous() else None
 
 
 def _scaled_after(node: Node) -> tuple[Node | None, Node | None]:
