@@ -219,11 +219,13 @@ def measure(
     backends: Sequence[str],
     check: Check,
     seconds: float = 1.5,
+    beside: dict[str, Callable[[], Any]] | None = None,
 ) -> Outcome:
     """Compiles ``function`` by each back end, checks each result against eager's, times all interleaved.
 
     A back end that fails is reported and not timed; so is hotloop where ``check(actual, eager)`` rejects its
     result. Another back end's is reported and timed all the same: it is what hotloop is compared with.
+    ``beside``: functions that are timed in the same rounds, such as what the machine can do at most.
     """
     torch.compiler.reset()
     outcome = Outcome(case)
@@ -249,7 +251,7 @@ def measure(
                 continue
             runnable[name] = _bind(compiled, inputs)
         del expected
-        outcome.timings.update(time_interleaved(runnable, seconds))
+        outcome.timings.update(time_interleaved({**runnable, **(beside or {})}, seconds))
     return outcome
 
 

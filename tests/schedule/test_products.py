@@ -25,7 +25,7 @@ from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
 from hotloop.runtime.toolchain import choose_simd
 from hotloop.schedule.schedule import schedule
-from hotloop.schedule.tiles import TILES, tilings
+from hotloop.schedule.tiles import TILES, slice_terms, tilings
 from judge import assert_as_accurate, reference_of
 
 LEVELS = sorted(TILES)
@@ -371,4 +371,74 @@ def test_a_weight_that_the_graph_writes_is_not_packed() -> None:
 @dtypes
 def test_long_sums_are_as_accurate_as_eagers(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    check(nn.Linear(8000, 48).to(dtype), (torch.randn(4, 8000) + 1).to(dtype), kernels=["product"])
+    x = (torch.randn(4, 8000) + 1).to(dtype)
+    check(nn.Linear(8000, 48).to(dtype), x, kernels=["product", "loops"])  # by two threads
+    check(nn.Linear(8000, 400).to(dtype), x, kernels=["product"])
+
+
+@dtypes
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 4096, 40), (3, 1601, 17), (1, 9000, 100), (9, 2050, 64)])
+def test_terms_are_divided_over_threads_that_rows_and_columns_leave_idle(
+    m: int, k: int, n: int, threads: int, dtype: torch.dtype
+) -> None:
+    """Sums of slices are added in order: the same numbers however many threads run them."""
+    model = nn.Sequential(nn.Linear(k, n), nn.GELU()).to(dtype).eval().requires_grad_(False)
+    x = torch.randn(m, k).to(dtype)
+    for level in ("avx512", "amx"):
+        made, args = planned(model, x, level=level, threads=threads)
+        assert set(steps(made)) <= {"product", "loops"}
+        assert_as_accurate(run_schedule(made, args, arena=True), [model(x)], exact(model, x))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="hotloop")
+        with torch.no_grad():
+            first = compiled(x)
+            assert_as_accurate(first, model(x), exact(model, x))
+            assert torch.equal(first, compiled(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_slices_are_as_many_as_threads_are_idle() -> None:
+    for k in (8, 1000, 1024, 1025, 4096, 20_000, 36_000):
+        for threads in (1, 2, 3, 16, 64):
+            for level in LEVELS:
+                (first, *_) = tilings(torch.float32, 1, 100, k, level, threads)
+                panels = panel_count(100, first.width)
+                assert first.slices * panels <= max(threads, panels)
+                size = slice_terms(k, first.slices)
+                assert 0 < k - (first.slices - 1) * size <= size
+                assert first.slices == 1 or size >= 512
+    made, _ = planned(nn.Linear(4096, 40).requires_grad_(False), torch.randn(1, 4096), threads=4)
+    assert steps(made) == ["product", "loops"]
+    wide, _ = planned(nn.Linear(4096, 400).requires_grad_(False), torch.randn(1, 4096), threads=4)
+    assert steps(wide) == ["product"]
+
+
+@dtypes
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operands_of_every_layout_and_size(dynamic: bool, dtype: torch.dtype) -> None:
+    """No rows, one row, batches, and rows that lie apart, upside down or transposed."""
+    model = Block(lambda p, x: F.linear(x, p.w, p.b).relu(), w=(37, 29), b=(37,)).to(dtype)
+    model = model.requires_grad_(False)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="hotloop", dynamic=dynamic)
+    for x in (
+        torch.randn(0, 29),
+        torch.randn(1, 29),
+        torch.randn(29),
+        torch.randn(5, 1, 29),
+        torch.randn(3, 7, 29),
+        torch.randn(2, 0, 29),
+        torch.randn(14, 58)[::2, ::2],
+        torch.randn(29, 11).t(),
+        torch.randn(4, 29, 3).transpose(1, 2),
+        torch.randn(6, 29).expand(2, 6, 29),
+        torch.randn(1, 29).expand(6, 29),
+    ):
+        x = x.to(dtype)
+        with torch.no_grad():
+            assert_as_accurate(compiled(x), model(x), exact(model, x))

@@ -247,9 +247,9 @@ class StatementPrinter:
         panel = s.panel if start == "0" else f"{s.panel} + {start}"
         rest = -1 if s.rest is None else s.rest
         shape = f"{s.height}, {s.columns}, {rest}, {s.most}, {s.BLOCK}"
-        rows = self.values.index().scalar(ix.as_index(s.rows)).text
+        rows, depth = (self.values.index().scalar(ix.as_index(n)).text for n in (s.rows, s.depth))
         name = "multiply" if s.method == "fma" else f"multiply_{s.method}"
-        self.writer.line(f"{name}<{shape}>({left}, {s.stride}, {rows}, {panel}, {s.depth}, {s.tile});")
+        self.writer.line(f"{name}<{shape}>({left}, {s.stride}, {rows}, {panel}, {depth}, {s.tile});")
         self.values.forget(s.tile)
 
     # --- accumulators ---------------------------------------------------------------------------------------

@@ -317,24 +317,29 @@ class _KernelRun:
 
     def _multiply(self, s: Multiply) -> None:
         """All blocks of all iterations at once: a batch of matrix products."""
-        r, k, c = (torch.arange(n) for n in (s.most, s.depth, s.columns))
+        most = ix.as_index(s.depth).hi
+        assert most is not None
+        r, k, c = (torch.arange(n) for n in (s.most, most, s.columns))
         lead = self._lead()
-        at, start, rows = (self._index(i).expand(lead).flatten() for i in (s.at, s.start, s.rows))
+        at, start, rows, depth = (
+            self._index(ix.as_index(i)).expand(lead).flatten() for i in (s.at, s.start, s.rows, s.depth)
+        )
         if self._guard is not None:
             rows = torch.where(self._guard.expand(lead).flatten(), rows, 0)
         group = panel_group(self._buffers[s.panel].dtype)
         inside = s.columns * (k - k % group)[:, None] + group * c + (k % group)[:, None]
-        live = r < rows[:, None]
+        live, summed = r < rows[:, None], k < depth[:, None]
         left = at[:, None, None] + s.stride * r[:, None] + k
         panel = start[:, None, None] + inside
-        x = gather(self._buffers[s.left], left, live[:, :, None], s).float()
-        y = gather(self._buffers[s.panel], panel, (rows > 0)[:, None, None], s).float()
+        x = gather(self._buffers[s.left], left, live[:, :, None] & summed[:, None], s).float()
+        y = gather(self._buffers[s.panel], panel, ((rows > 0)[:, None] & summed)[:, :, None], s).float()
+        x, y = x.where(summed[:, None], 0), y.where(summed[:, :, None], 0)
         product = torch.zeros(len(at), s.most, s.columns)
-        for first in range(0, s.depth, s.BLOCK):
+        for first in range(0, most, s.BLOCK):
             block = slice(first, first + s.BLOCK)
             product += x[:, :, block] @ y[:, block]
-        _, depth, memory = self._scratch[s.tile]
-        assert depth == len(self._frames)
+        _, around, memory = self._scratch[s.tile]
+        assert around == len(self._frames)
         tiles = memory.view(len(at), s.most, s.columns)
         tiles[live] = product[live]
 

@@ -141,7 +141,7 @@ class Multiply:
     rows: IndexLike
     most: int
     columns: int
-    depth: int
+    depth: IndexLike
     height: int
     rest: int | None
     method: str = "fma"

@@ -12,6 +12,7 @@ The next file is ``kernel.py``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -47,13 +48,19 @@ def panel_sizes(
     return panel_count(columns, width), -(-rows // whole) * whole // group, width * group
 
 
-def pack_panels(matrix: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """``matrix`` (K, N), however strided, in contiguous panels of the sizes that ``panel_sizes`` gives."""
+def pack_panels(
+    matrix: torch.Tensor, sizes: Sequence[int], memory: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``matrix`` (K, N), however strided, in contiguous panels of the sizes that ``panel_sizes`` gives.
+
+    ``memory``: of as many elements, is filled with them.
+    """
     rows, columns = matrix.shape
     group = panel_group(matrix.dtype)
     count, groups, lanes = sizes
     width, whole = lanes // group, rows // group
-    panels = matrix.new_zeros((count, groups, width, group))
+    memory = matrix.new_empty(math.prod(sizes)) if memory is None else memory
+    panels = memory.zero_().view(count, groups, width, group)
     inside = columns // width
     for first, stop, size in ((0, inside, width), (inside, count, columns % width)):
         if first < stop:

@@ -360,6 +360,7 @@ class _Kernel:
 
     def _multiply(self, s: Multiply, scope: _Scope) -> None:
         self._bound(ix.as_index(s.rows), scope)
+        self._bound(ix.as_index(s.depth), scope)
         dtypes = []
         for operand, index in ((s.left, s.at), (s.panel, s.start)):
             self._bound(index, scope)
@@ -378,6 +379,8 @@ class _Kernel:
         rows = ix.as_index(s.rows)
         if rows.hi is None or rows.hi > s.most:
             self._fail(f"{rows!r} rows may be more than the {s.most} of {s.tile}")
+        if ix.as_index(s.depth).hi is None:
+            self._fail(f"nothing bounds the {s.depth!r} terms of {s.tile}")
 
     def _fresh(self, name: str, scope: _Scope) -> None:
         if scope.defines(name) or name in self._params:

@@ -10,6 +10,7 @@ The next file is ``program.py``.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from hotloop import compat
 from hotloop.ir.panels import pack_panels
 from hotloop.runtime.backing import Backing
 from hotloop.runtime.changes import Fingerprint, Seen
+from hotloop.runtime.pool import prefer_huge_pages
 
 __all__ = ["PLACES", "Convolution", "Kept", "PackedWeight", "Panels", "WeightMemory"]
 
@@ -114,7 +116,10 @@ class Panels:
         seen = Seen.of((weight,), self._fingerprint, PLACES)
         with torch.inference_mode(False), torch.no_grad():
             plain = weight if weight.is_inference() else weight.detach()
-            return PackedWeight(seen, pack_panels(plain.as_strided(sizes, strides), panels))
+            memory = plain.new_empty(math.prod(panels))
+            # Two threads read panels of 64 MiB at 55 GB/s for 48, of 180 MiB at 32 for 24.
+            prefer_huge_pages(memory.data_ptr(), memory.nbytes)
+            return PackedWeight(seen, pack_panels(plain.as_strided(sizes, strides), panels, memory))
 
     @property
     def kept_bytes(self) -> int:

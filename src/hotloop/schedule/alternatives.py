@@ -27,7 +27,7 @@ from hotloop.ir.loops import (
 
 from .dependences import base_of
 from .fuse import Group
-from .products import Product, panels_of
+from .products import Product, buffers_of, panels_of
 from .tiles import tilings
 
 __all__ = ["Way", "alone", "operands", "title", "ways"]
@@ -48,13 +48,13 @@ def ways(x: Product, level: str, threads: int, backends: Collection[str]) -> tup
     found: list[Way] = []
     if "CPP" in backends:
         m, k, n = x.op.args[-2].sizes[0], sz.static(matrix.sizes[0]), sz.static(matrix.sizes[1])
-        tiles: list[tuple[tuple[Product | Group, ...], Buffer]] = []
+        tiles: list[tuple[tuple[Product | Group, ...], tuple[Buffer, ...]]] = []
         for tiling in tilings(matrix.dtype, m, n, k, level, threads):
-            panels = panels_of(matrix, tiling)
-            tiles.append(((replace(x, tiling=tiling, panels=panels.name),), panels))
+            other = replace(x, tiling=tiling, panels=panels_of(matrix, tiling).name)
+            tiles.append(((other,), buffers_of(other)))
         if x.epilogue is not None:
-            tiles.append(((replace(x, epilogue=None), x.epilogue), panels_of(matrix, x.tiling)))
-        found = [Way(f"cpp_packed_gemm_{k}", steps, (panels,)) for k, (steps, panels) in enumerate(tiles)]
+            tiles.append(((replace(x, epilogue=None), x.epilogue), buffers_of(x)))
+        found = [Way(f"cpp_packed_gemm_{k}", steps, made) for k, (steps, made) in enumerate(tiles)]
     if "ATEN" in backends:
         epilogue = () if x.epilogue is None else (x.epilogue,)
         found.append(Way(f"aten_{_operator(x)}", (x.op, *epilogue)))

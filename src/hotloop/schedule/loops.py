@@ -611,7 +611,7 @@ def kernel_symbols(body: Sequence[Stmt], more: Sequence[IndexLike] = ()) -> tupl
         elif isinstance(s, Scratch):
             found.update(sz.symbols(s.size))
         elif isinstance(s, Multiply):
-            found.update(v for e in (s.at, s.start, s.rows) for v in sz.symbols(e))
+            found.update(v for e in (s.at, s.start, s.rows, s.depth) for v in sz.symbols(e))
         elif isinstance(s, (Let, Store, Accumulate)):
             found.update(ex.symbols(s.value))
             own = s.index if isinstance(s, Store) else s.position if isinstance(s, Accumulate) else None

@@ -14,6 +14,7 @@ The next file is ``alternatives.py``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,10 +35,10 @@ from .dependences import Uses, base_of
 from .fuse import Group
 from .loops import Machine, finish, map_statement, substitute_statements
 from .passes import build_nest
-from .tiles import Tiling, choose_tiling
+from .tiles import Tiling, choose_tiling, slice_terms
 from .weights import is_dense, lasts
 
-__all__ = ["Product", "build_product", "find_products", "operations", "panels_of"]
+__all__ = ["Product", "buffers_of", "build_product", "find_products", "operations", "panels_of"]
 
 _TARGETS = ("aten.mm.default", "aten.addmm.default")
 #: A product by the transpose of an int8 weight, each column times its scale.
@@ -118,10 +119,12 @@ def _product(
     if tiling is None:
         return None
     panels = panels_of(matrix, tiling)
-    buffers.setdefault(panels.name, panels)
-    return Product(
+    product = Product(
         op, left, bias[0] if bias else None, panels.name, tiling, scale=scale[0] if scale else None
     )
+    for made in buffers_of(product):
+        buffers.setdefault(made.name, made)
+    return product
 
 
 def _operands(op: Extern) -> tuple[list[ViewRef], ViewRef, ViewRef, list[ViewRef]]:
@@ -131,6 +134,22 @@ def _operands(op: Extern) -> tuple[list[ViewRef], ViewRef, ViewRef, list[ViewRef
         return bias, left, matrix, []
     left, weight, scale = op.args
     return [], left, replace(weight, sizes=weight.sizes[::-1], strides=weight.strides[::-1]), [scale]
+
+
+def buffers_of(x: Product) -> tuple[Buffer, ...]:
+    """The buffers that a product needs besides its operands and its result: the matrix in panels, and the
+    sums of slices, (slices, M, N)."""
+    _, _, matrix, _ = _operands(x.op)
+    panels = panels_of(matrix, x.tiling)
+    if x.tiling.slices == 1:
+        return (panels,)
+    sizes = (x.tiling.slices, sz.static(x.left.sizes[0]), sz.static(matrix.sizes[1]))
+    strides = (sizes[1] * sizes[2], sizes[2], 1)
+    return (panels, Buffer(_slices_of(x), torch.float32, sizes, strides, "temp"))
+
+
+def _slices_of(x: Product) -> str:
+    return f"slices_{x.out}_{x.tiling.slices}"
 
 
 def panels_of(matrix: ViewRef, tiling: Tiling) -> Buffer:
@@ -240,19 +259,37 @@ _TILE = "tile"
 
 def build_product(
     x: Product, buffers: Mapping[str, Buffer], stored: set[str], machine: Machine, keep_roundings: bool
-) -> KernelCall:
-    """The kernel of a product. ``stored``: the buffers needed outside of it."""
+) -> tuple[KernelCall, ...]:
+    """The kernel of a product, or of its slices and then of what they add up to. ``stored``: the buffers
+    needed outside of it."""
     m, n = buffers[x.out].sizes[0], sz.static(buffers[x.out].sizes[1])
     row, column = ix.var("row", m), ix.var("column", n)
     body = _at_each_element(x, buffers, stored, row, column, keep_roundings)
     panel_size = sz.static(buffers[x.panels].strides[0])
-    nest = _Tiles(x, m, n, sz.static(x.left.sizes[1]), row, column, body, panel_size)
+    depth = sz.static(x.left.sizes[1])
     members = x.epilogue.members if x.epilogue is not None else ()
     origins = (x.op.origin, *(o for member in members for o in (*member.op.folded, member.op.origin)))
-    work = sz.hint(m) * n * nest.depth
-    body = nest.build()
     seen = tuple(dict.fromkeys(origins))
-    return finish("fused", seen, body, buffers, machine, sz.plain(m * n), work, single_pass=False)
+
+    def kernel(body: tuple[Stmt, ...], points: IndexLike, work: int) -> KernelCall:
+        return finish("fused", seen, body, buffers, machine, sz.plain(points), work, single_pass=False)
+
+    work, slices = sz.hint(m) * n * depth, x.tiling.slices
+    if slices == 1:
+        return (kernel(_Tiles(x, m, n, depth, row, column, body, panel_size).build(), m * n, work),)
+    part, name = ix.var("part", slices), _slices_of(x)
+    sums = Store(name, (part * m + row) * n + column, ex.load(_TILE, (column,), torch.float32))
+    nest = _Tiles(x, m, n, depth, row, column, (sums,), panel_size, part)
+
+    def added_up(e: Expr) -> Expr | None:
+        if e.buffer != _TILE:
+            return None
+        at = [ex.load(name, ((row + m * k) * n + column,), torch.float32) for k in range(slices)]
+        return functools.reduce(lambda a, b: ex.call("add", a, b), at)
+
+    total = tuple(map_statement(s, lambda e: ex.rewrite_loads(e, added_up), lambda i: i) for s in body)
+    epilogue = Loop(row, 0, m, "parallel", (Loop(column, 0, n, "vector", total),))
+    return kernel(nest.build(), slices * m * n, work), kernel((epilogue,), m * n, slices * sz.hint(m) * n)
 
 
 def _at_each_element(
@@ -297,15 +334,22 @@ class _Tiles:
 
     def __init__(
         self, x: Product, m: IndexLike, n: int, depth: int, row: Index, column: Index, body: tuple[Stmt, ...],
-        panel_size: int,
+        panel_size: int, part: Index | None = None,
     ) -> None:  # fmt: skip
         self.x = x
         self.m, self.n, self.depth = m, n, depth
         self.row, self.column = row, column
         self.body = body
         self.panel_size = panel_size
+        self.part = part
 
     def build(self) -> tuple[Stmt, ...]:
+        """Every slice of the terms by every panel by every block of rows."""
+        if self.part is None:
+            return self.panels()
+        return (Loop(self.part, 0, self.x.tiling.slices, "parallel", self.panels()),)
+
+    def panels(self) -> tuple[Stmt, ...]:
         """Every panel by every block of rows; of the last panel fewer columns may count."""
         width = self.x.tiling.width
         count = panel_count(self.n, width)
@@ -337,9 +381,14 @@ class _Tiles:
         x, tiling = self.x, self.x.tiling
         width, most = tiling.width, tiling.rows
         at = ix.linearize((first,), (x.left.strides[0],), x.left.offset)
+        start, depth = panel * self.panel_size, ix.as_index(self.depth)
+        if self.part is not None:
+            size = slice_terms(self.depth, tiling.slices)
+            at, start = at + self.part * size, start + self.part * (size * width)
+            depth = ix.minimum(self.depth - self.part * size, size)
         product = Multiply(
-            _TILE, x.left.buffer, at, sz.static(x.left.strides[0]), x.panels, panel * self.panel_size, rows,
-            most, width, self.depth, tiling.height, tiling.rest, tiling.method,
+            _TILE, x.left.buffer, at, sz.static(x.left.strides[0]), x.panels, start, rows,
+            most, width, sz.plain(depth), tiling.height, tiling.rest, tiling.method,
         )  # fmt: skip
         inside = (self.row - first) * width + self.column - panel * width
 

@@ -107,7 +107,7 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
     for g in arranged:
         if isinstance(g, Product):
             stored = {n for n in _results(g) if n in needed}
-            steps.append(build_product(g, p.buffers, stored, machine, keep_roundings))
+            steps += build_product(g, p.buffers, stored, machine, keep_roundings)
             continue
         if isinstance(g, Extern):
             steps.append(g if a.config.weight_packing == "off" else mark_weight(p, g, uses))

@@ -18,7 +18,7 @@ from hotloop.ir import sizes as sz
 from hotloop.ir.index import IndexLike
 from hotloop.ir.panels import PANEL_DTYPES, panel_count
 
-__all__ = ["TILES", "Tiling", "choose_tiling", "tile_shapes", "tilings"]
+__all__ = ["TILES", "Tiling", "choose_tiling", "slice_terms", "tile_shapes", "tilings"]
 
 #: Smaller products are bound by what a call costs.
 LEAST = 8
@@ -31,6 +31,10 @@ KEPT_ROWS = 1 << 20
 
 #: Where the number of rows varies, a block has at least so many.
 USUAL_ROWS = 64
+#: A slice of the terms has at least so many: fewer are summed before another thread has begun.
+SLICE_TERMS = 512
+#: AMX multiplies so many terms at once, other methods fewer.
+WHOLE_TERMS = 32
 #: Products of so many rows take as long as it takes to read the weight.
 FEW_ROWS = 8
 
@@ -52,7 +56,8 @@ class Tiling:
     """How a product is cut up: ``height`` rows by ``width`` columns are summed in registers at once, and
     ``rows`` rows share a block, ``rest`` of the last one in no whole tile (``None``: not known).
     ``multiple``: a panel's rows are filled up with zeros to a multiple of so many. ``rows_first``: a block
-    goes through all panels, so that its rows stay in the L2 cache.
+    goes through all panels, so that its rows stay in the L2 cache. ``slices``: so many parts of the terms are
+    summed apart, by threads that would have nothing to do, and then added up.
     """
 
     height: int
@@ -62,6 +67,7 @@ class Tiling:
     method: str = "fma"
     multiple: int = 1
     rows_first: bool = False
+    slices: int = 1
 
 
 def choose_tiling(
@@ -76,45 +82,55 @@ def choose_tiling(
 
 def tilings(dtype: torch.dtype, m: IndexLike, n: int, k: int, level: str, threads: int) -> list[Tiling]:
     """Every tiling that may be the best, the most likely one first."""
-    found: list[tuple[float, list[Tiling]]] = []
+    found = []
     rows = m if isinstance(m, int) else max(sz.hint(m), USUAL_ROWS)
-    for tile, slowness in tile_shapes(dtype, m, level):
+    for tile in tile_shapes(dtype, m, n, level, threads):
         height = tile.height
         rest = m % height if isinstance(m, int) else None
         tiles = max(1, -(-rows // height))
         fewest = -(-rows // BLOCK_ROWS)
-        panels = panel_count(n, tile.width)
         # As many blocks as it takes to have work for every thread.
-        blocks = max(fewest, min(-(-4 * threads // panels), tiles))
-        ways = [replace(tile, rows=-(-tiles // blocks) * height, rest=rest)]
+        blocks = max(fewest, min(-(-4 * threads // panel_count(n, tile.width)), tiles))
+        found.append(replace(tile, rows=-(-tiles // blocks) * height, rest=rest))
+        if isinstance(m, int):
+            idle = min(threads // (blocks * panel_count(n, tile.width)), k // SLICE_TERMS)
+            found[-1] = replace(found[-1], slices=-(-k // slice_terms(k, max(1, idle))))
         kept = max(1, KEPT_ROWS // (dtype.itemsize * k * height))
         blocks = -(-max(fewest, -(-tiles // kept)) // threads) * threads  # as many for each thread
         if isinstance(m, int) and 1 < blocks <= tiles:
-            ways.append(replace(ways[0], rows=-(-tiles // blocks) * height, rows_first=True))
-        found.append((slowness * _columns_a_thread(panels, tiles * height, ways[0], threads), ways))
-    return [way for _, ways in sorted(found, key=lambda f: f[0]) for way in ways]
+            found.append(replace(found[-1], rows=-(-tiles // blocks) * height, rows_first=True))
+    return found
 
 
-def _columns_a_thread(panels: int, rows: int, tiling: Tiling, threads: int) -> float:
-    """The time that the thread with most to do takes: the columns of so many rows, filled-up ones too."""
-    blocks = -(-rows // tiling.rows)
-    longest = -(-panels * blocks // threads)
-    return longest * tiling.rows * tiling.width
+def slice_terms(k: int, slices: int) -> int:
+    """The terms of each slice but the last: a multiple of what any method multiplies at once."""
+    return -(-k // slices // WHOLE_TERMS) * WHOLE_TERMS
 
 
-def tile_shapes(dtype: torch.dtype, rows: IndexLike, level: str) -> list[tuple[Tiling, float]]:
-    """Tiles for a product of so many rows, each with the time it takes for as much as another; of a block
-    they tell only its tiles."""
+def tile_shapes(dtype: torch.dtype, rows: IndexLike, columns: int, level: str, threads: int) -> list[Tiling]:
+    """Tiles for a product of so many rows and columns, the most likely one first; of a block they tell only
+    its tiles.
+
+    The width does not depend on the rows: products of several numbers of rows by a weight share its panels.
+    """
     if dtype is torch.bfloat16 and level == "amx":
         # Few rows wait for the weight to come from memory: any instructions will do, on panels in one form.
         if isinstance(rows, int) and rows <= FEW_ROWS:
-            return [(Tiling(max(1, rows), 32, 0, None, "fma", 32), 1.0)]
-        return [(Tiling(32, 32, 0, None, "amx", 32), 1.0)]
+            return [Tiling(max(1, rows), 32, 0, None, "fma", 32)]
+        return [Tiling(32, 32, 0, None, "amx", 32)]
     lanes, shapes = TILES[level]
     method = "dot" if dtype is torch.bfloat16 and level == "avx512_bf16" else "fma"
+
+    def time(shape: tuple[int, int, float]) -> float:
+        """How long the thread with most columns to do takes, those that fill a panel up included."""
+        _, count, slowness = shape
+        panels = panel_count(columns, lanes * count)
+        longest = -(-panels // threads) if panels > threads else panels / threads
+        return longest * lanes * count * slowness
+
     found = []
-    for most, count, slowness in shapes:
+    for most, count, _ in sorted(shapes, key=time):
         if isinstance(rows, int):
             most = -(-rows // -(-rows // most))  # as many tiles, of about equal height
-        found.append((Tiling(most, lanes * count, 0, None, method), slowness))
+        found.append(Tiling(most, lanes * count, 0, None, method))
     return found
