@@ -70,6 +70,7 @@ class _Graph:
         """Its results by one of the engines."""
         if engine == "graph":
             return self.module(*args)
+        args = [self._fitted(a, name) for a, name in zip(args, self.program.inputs, strict=True)]
         if engine == "interpret":
             return run_program(self.program, args)
         if engine.endswith("loops"):
@@ -78,6 +79,14 @@ class _Graph:
         if engine not in self.calls:  # traced after the others: one engine gave other strides than another
             _build([self], [engine], True)
         return self.calls[engine](list(args))
+
+    def _fitted(self, given: Any, name: str | None) -> Any:
+        """torch 2.11 announces a norm, and so the gradient that arrives, of more dimensions than it has."""
+        if not isinstance(given, torch.Tensor) or name is None:
+            return given
+        sizes = self.program.buffers[name].sizes
+        alike = [n for n in sizes if n != 1] == [n for n in given.shape if n != 1]
+        return given.reshape(sizes) if given.ndim < len(sizes) and alike else given
 
 
 class Traced:

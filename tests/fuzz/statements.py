@@ -84,7 +84,7 @@ REDUCTIONS = _statements(
     {x}.cumsum({d}, dtype=torch.float32); {x}.sum({d}, dtype=torch.float64); {x}.std({d}, correction=0);
     torch.aminmax({x}, dim={d})[0]; {x}.cumsum({d}); {x}.flip({d}).cumsum({d}).flip({d});
     {x}.cummax({d})[1]; ({x} * {x}).sum({d}); {x}.mean({d}); {x}.sum({d}); {x}.cumprod({d});
-    {x}.median({d}).values;
+    {x}.contiguous().median({d}).values;
     """
 )
 
