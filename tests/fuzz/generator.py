@@ -179,7 +179,7 @@ class _Generator:
         elif kind == "join":
             code = self.join(x, value)
         else:
-            code = f"{x} @ {self.pick()}"
+            code = f"{x} @ {self.pick()}.to({x}.dtype)"  # torch 2.11 lets empty ones differ
         return Step(f"v{len(self.steps)}", code)
 
     def filled(self, template: str, x: str, value: Tensor) -> str:
