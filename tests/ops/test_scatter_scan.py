@@ -1,4 +1,4 @@
-"""Scatters and scans as machine code: every operator in every dtype, for one, two and four threads.
+"""Scatters and scans as machine code: every operator in every dtype, for several numbers of threads.
 
 What comes in: the operators of a dtype, all in one function, so that one compile serves them. What holds:
 results are eager's, as accurate, and the same bits whatever the number of threads.
@@ -6,7 +6,8 @@ results are eager's, as accurate, and the same bits whatever the number of threa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -48,13 +49,27 @@ def scatters(x: Tensor, s: Tensor, rows: Tensor, columns: Tensor, at: Tensor) ->
     return *out, *(x.scatter_reduce(0, at[:8], s, reduce, include_self=own) for reduce, own in each)
 
 
-def threads_agree(fn: Callable[..., Any], *inputs: Tensor) -> None:
+@contextmanager
+def thread_count(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_agree(
+    fn: Callable[..., Any], *inputs: Tensor, counts: Sequence[int] = (1, 2, 4), dynamic: bool = False
+) -> None:
     want = fn(*inputs)
     results = []
-    for threads in (1, 2, 4):
+    for threads in counts:
         torch.compiler.reset()
         options = {"cpp.threads": threads, "parallel_threshold": 1}
-        results.append(torch.compile(fn, backend="hotloop", dynamic=False, options=options)(*inputs))
+        compiled = torch.compile(fn, backend="hotloop", dynamic=dynamic, options=options)
+        with thread_count(threads):
+            results.append(compiled(*inputs))
         assert_as_accurate(results[-1], want, reference_of(fn, *inputs))
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
@@ -76,6 +91,29 @@ def test_scatters(dtype: torch.dtype) -> None:
         x, s = x / 5, s / 5
     places = (torch.randint(0, 20, (70,)), torch.randint(0, 40, (20, 50)), torch.randint(0, 20, (70, 40)))
     threads_agree(scatters, x, s, *places)
+
+
+def sums(x: Tensor, i: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+    """``x``: (n, width), ``i``: (m,) from -n on, ``s``: (m, width); added up by rows, and by columns."""
+    n = x.shape[0]
+    rows, wide = i % n, (i % n)[:, None].expand_as(s)
+    return (
+        torch.ops.aten.embedding_dense_backward(s, rows, n, -1, False),
+        x.index_add(0, rows, s), x.scatter_add(0, wide, s), x.scatter_add(0, (wide + s.long()) % n, s),
+        put(x, [i], s, True), put(x.t(), [None, i], s.t(), True),
+        x.t().contiguous().index_add(1, rows, s.t()), x.scatter_reduce(0, wide[:, :2], s, "amax"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("width", [3, 200])
+def test_sums_of_rows_of_any_width(width: int, dynamic: bool) -> None:
+    """Short rows belong to one thread, long ones are divided: the bits are the same."""
+    x, s = data(11, width), data(90, width)
+    anywhere, one = torch.randint(-11, 11, (90,)), torch.full((90,), -4)
+    for i in (anywhere, one):
+        threads_agree(sums, x, i, s, counts=(1, 2, 3), dynamic=dynamic)
+    threads_agree(sums, x, one[:0], s[:0], counts=(1, 2, 3), dynamic=dynamic)
 
 
 NONE = torch.tensor(0)

@@ -15,7 +15,7 @@ from hotloop.dumps import Log
 from hotloop.graph import passes
 from hotloop.graph.decompositions import decompositions
 from hotloop.ir.interpret_kernel import run_schedule
-from hotloop.ir.kernel import Init, KernelCall, Schedule, statements
+from hotloop.ir.kernel import Init, KernelCall, Loop, Schedule, statements
 from hotloop.ir.loops import LoopProgram, ViewRef
 from hotloop.ir.verify import verify_program, verify_schedule
 from hotloop.lower.lower import lower
@@ -183,3 +183,26 @@ def test_long_rows_are_reduced_side_by_side() -> None:
     assert accumulators(kernel(8, 1024)) == 1  # too few rows for the threads
     assert accumulators(kernel(67, 1024)) == 5  # the last three one by one
     assert accumulators(kernel(64, 100)) == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "across", "kinds"),
+    [
+        (768, 0, ["parallel", "serial", "vector"]),  # a block of columns for each thread
+        (4, 0, ["serial", "vector"]),  # threads would write to the same cache lines
+        (4, 1, ["parallel", "serial"]),  # a thread has a row of its own
+    ],
+    ids=["wide", "narrow", "rows"],
+)
+def test_how_a_scatter_is_divided(width: int, across: int, kinds: list[str]) -> None:
+    shape = (50, width) if across == 0 else (width, 50)
+    more = (900, width) if across == 0 else (width, 900)
+    program = captured(
+        lambda x, i, s: x.index_add(across, i, s),
+        torch.ones(shape),
+        torch.zeros(900).long(),
+        torch.ones(more),
+    )
+    made = scheduled(program, parallel_threshold=1)
+    (call,) = (c for c in made.steps if isinstance(c, KernelCall) and "scatter" in c.kernel.name)
+    assert [s.kind for s in statements(call.kernel.body) if isinstance(s, Loop)] == kinds

@@ -10,6 +10,9 @@ loop, in vectors, in blocks that are divided over threads; running values then a
 
     parallel for block: for i: vector for j in block: out[ids[i], j] = out[ids[i], j] + grad[i, j]
 
+So are the short rows of a scatter, all of which one thread writes: threads that took a column each would
+write to the same cache lines, and wait for each other at every point.
+
 The next file is ``memory.py``.
 """
 
@@ -29,7 +32,7 @@ from hotloop.ir.kernel import KernelCall, Let, Loop, Scratch, Stmt, Store
 from hotloop.ir.loops import Buffer, Scan, Scatter
 from hotloop.ir.rewrite import drop_roundings
 
-from .axes import access_cost, accesses, choose_vector_axis, flat_index, split_axes
+from .axes import FAR_BYTES, access_cost, accesses, choose_vector_axis, flat_index, split_axes
 from .fuse import Group, Member
 from .loops import (
     Loops,
@@ -46,7 +49,7 @@ from .simplify import extents
 
 __all__ = ["build_ordered"]
 
-#: An independent axis shorter than this is not worth a vector loop.
+#: An independent axis shorter than this is not worth a vector loop, but where threads would share its lines.
 SHORT = 8
 #: Running values side by side: a few kilobytes, which stay in the first-level cache.
 LANES = 512
@@ -102,15 +105,28 @@ def _vector_axis(g: Group, buffers: Mapping[str, Buffer]) -> Index | None:
     """The independent axis along which most bytes are contiguous; ``None`` where lanes would be far apart."""
     best: tuple[float, int] | None = None
     chosen: Index | None = None
+    (m,) = g.members
+    flats = [(flat, buffers[name].dtype.itemsize) for name, flat in accesses(buffers, m)]
     for rank, axis in enumerate(reversed(g.outer)):
-        found = (access for m in g.members for access in accesses(buffers, m))
-        flats = [(flat, buffers[name].dtype.itemsize) for name, flat in found]
-        if extents((axis,)) < SHORT or all(ix.coefficient(f, axis) != 1 for f, _ in flats):
+        short = extents((axis,)) < SHORT and not _shares_lines(m, axis, buffers)
+        if short or all(ix.coefficient(f, axis) != 1 for f, _ in flats):
             continue
         cost = sum(access_cost(f, axis, size) for f, size in flats)
         if best is None or (cost, rank) < best:
             best, chosen = (cost, rank), axis
     return chosen
+
+
+def _shares_lines(m: Member, axis: Index, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a scatter writes points that are neighbours along an axis to the same cache line.
+
+    A scan may too, but has long columns and keeps one running value of each in a register.
+    """
+    if not isinstance(m.op, Scatter):
+        return False
+    _, terms = ix.linear_terms(flat_index(buffers, m.op.out, m.store))
+    step = dict(terms).get(axis)
+    return step is not None and abs(step) * buffers[m.op.out].dtype.itemsize < FAR_BYTES
 
 
 # --- what happens at one point ------------------------------------------------------------------------------
