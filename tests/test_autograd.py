@@ -509,3 +509,17 @@ def test_sparse_tensors_inside_of_a_graph() -> None:
         got = compiled(lambda x, kind=layout: (x * 2).relu().to_sparse(layout=kind))(x)
         assert got.layout is layout
         torch.testing.assert_close(got.to_dense(), (x * 2).relu())
+
+
+def _detached_views(x: torch.Tensor) -> list[torch.Tensor]:
+    v = x * 2
+    return [v.t().detach(), v, v[::2].detach(), v.detach(), x.exp().view(-1)]
+
+
+def test_detached_views_beside_what_they_show() -> None:
+    """One memory, results with and without gradients."""
+    x = torch.randn(4, 4, requires_grad=True)
+    got, want = torch.compile(_detached_views, backend="hotloop")(x), _detached_views(x)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in want]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert got[0].data_ptr() == got[1].data_ptr()

@@ -232,7 +232,8 @@ class _Host:
         self.setup["as_strided"] = "torch.as_strided"
         call = f"as_strided({source}, {_tuple(v.sizes)}, {_tuple(v.strides)}{offset})"
         if fresh:
-            return call
+            # Not a view to autograd: beside its base it would want gradients when the base does.
+            return f"{call}.detach()" if kind == "output" else call
         name = f"v{self.counter}"
         self.counter += 1
         self.views[key] = name
