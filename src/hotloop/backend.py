@@ -276,13 +276,14 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
         with _stage("graph"):
             gm = passes.run(gm, config, log)
-            if _packs_products(config):
+            packs = _packs_products(config)
+            if packs:
                 quantised.int8_products(gm)
             if not config.unfused:
                 layouts.channels_last(gm)
+                if packs:
+                    convolutions.as_products(gm)
                 if config.weight_packing != "off":
-                    if str(level) in TILES:
-                        convolutions.as_products(gm)
                     convolutions.with_what_follows(gm)
         log.stage("fx_graph_transformed", lambda: gm.print_readable(print_output=False))
         with _stage("lower"):

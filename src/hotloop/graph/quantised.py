@@ -61,7 +61,6 @@ def _rewritten(node: Node) -> bool:
             channels = int(out.shape[1])
             own = call(node, aten.full.default, [channels], 1.0, dtype=out.dtype, device=torch.device("cpu"))
             own.meta["val"] = out.new_empty(channels)
-    with node.graph.inserting_before(node):
         new: Node = call(node, aten._weight_int8pack_mm.default, left, weight, own)
         if bias:
             new = call(node, aten.add.Tensor, new, bias[0])

@@ -746,8 +746,8 @@ def contiguous_strides(sizes: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
 
 def linearize(indices: Sequence[IndexLike], strides: Sequence[IndexLike], offset: IndexLike = 0) -> Index:
     """``offset + sum(index * stride)``: the flat position of a multi-dimensional index."""
-    # One pass: the sum is normalised once, not once a dimension.
-    constant, terms = linear_terms(offset)[0], dict(linear_terms(offset)[1])
+    constant, parts = linear_terms(offset)
+    terms = dict(parts)  # one pass: the sum is normalised once, not once a dimension
     for i, s in zip(indices, strides, strict=True):
         if isinstance(s, Index):
             c, own = linear_terms(mul(i, s))

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
+from hotloop.runtime.pool import give_back, whole_pages
 
 __all__ = ["LEAST", "Backing"]
 
@@ -40,7 +41,7 @@ __all__ = ["LEAST", "Backing"]
 LEAST = 1 << 16
 
 #: <sys/mman.h> of Linux.
-_MREMAP_MAYMOVE, _MREMAP_FIXED, _MADV_DONTNEED = 1, 2, 4
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 #: <linux/magic.h>: file systems that are memory.
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
 
@@ -95,8 +96,7 @@ class Backing:
             self._lock.release()
 
     def _release(self, weight: torch.Tensor, look: Callable[[], object]) -> None:
-        first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        nbytes = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        first, nbytes = whole_pages(weight.data_ptr(), weight.nbytes)
         known = self._records.get(id(weight))
         if known is not None and known.first == first and known.version == weight._version:
             return
@@ -192,7 +192,7 @@ def _replace(first: int, nbytes: int, folder: str) -> tuple[int, int] | None:
         if place == _FAILED:
             raise OSError(ctypes.get_errno(), "mmap")
         same = libc.memcmp(place, first, nbytes) == 0
-        libc.madvise(place, nbytes, _MADV_DONTNEED)
+        give_back(place, nbytes)
         os.posix_fadvise(number, 0, nbytes, os.POSIX_FADV_DONTNEED)
         if not same:
             libc.munmap(place, nbytes)

@@ -260,6 +260,12 @@ def _advise() -> Callable[[ctypes.c_void_p, ctypes.c_size_t, int], int] | None:
     return found
 
 
+def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """Where the whole pages of `nbytes` at `address` begin, and their bytes: 0 or less for none."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    return start, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+
+
 def give_back(address: int, nbytes: int) -> None:
     """Give the whole pages of `nbytes` at `address` back to the system; their contents are lost.
 
@@ -275,7 +281,6 @@ def prefer_huge_pages(address: int, nbytes: int) -> None:
 
 def _advise_pages(address: int, nbytes: int, advice: int) -> None:
     advise = _advise()
-    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    stop = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if advise is not None and stop > start:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), advice)
+    start, whole = whole_pages(address, nbytes)
+    if advise is not None and whole > 0:
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(whole), advice)
