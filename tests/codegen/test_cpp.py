@@ -823,8 +823,8 @@ extern "C" i64 softmax_2048_1024_float32(const f32* __restrict in0, f32* __restr
         }
         const f32 acc0 = hmax(maximum(maximum(acc0_a, acc0_b), maximum(acc0_c, acc0_d)));
         f32x8 acc1_v = splat<f32x8>(0.0f);
-        for (i64 i2_block0 = 0; i2_block0 < 1024; i2_block0 += 512) {
-            const i64 i2_stop0 = minimum<i64>(i2_block0 + 512, 1024);
+        for (i64 i2_block0 = 0; i2_block0 < 1024; i2_block0 += 128) {
+            const i64 i2_stop0 = minimum<i64>(i2_block0 + 128, 1024);
             f32x8 acc1_part0_v = splat<f32x8>(0.0f);
             for (i64 i2 = i2_block0; i2 < i2_stop0; i2 += 8) {
                 const f32x8 t0 = exp(load<8>(in0 + 1024 * i0 + i2) * 0.125f - acc0);

@@ -328,12 +328,15 @@ class _Generator:
         """Run the statement everywhere; whether it may stay."""
         ok = True
         before = set(self.runs[0][0])
+        shapes = self.shapes()
         try:
             for call in self.runs:
                 for run, noise in zip(call, (None, *self.noise), strict=False):
                     _execute(step, run, noise, self.wants_gradients)
             changed = [step.name] if step.name is not None else list(self.variables())
-            ok = all(
+            # Below TorchDynamo, `out` that is resized is not captured.
+            ok = "out=" not in step.code or shapes == self.shapes()
+            ok = ok and all(
                 all(self.stable(call, name) for name in changed) and self.gradients_agree(call, changed)
                 for call in self.runs
             )
@@ -346,6 +349,10 @@ class _Generator:
                 for name in set(run) - before:
                     del run[name]
         return ok
+
+    def shapes(self) -> list[dict[str, torch.Size]]:
+        """Of each variable, in each call."""
+        return [{n: v.shape for n, v in call[0].items() if isinstance(v, Tensor)} for call in self.runs]
 
     @property
     def wants_gradients(self) -> bool:

@@ -106,7 +106,7 @@ def make_inputs(program: Program, call: int = 0) -> list[Tensor]:
 
 
 class Noise(TorchDispatchMode):
-    """Every floating-point result is off by up to a unit in its last place."""
+    """Every floating-point result is off by up to a unit in its last place, sums by more."""
 
     def __init__(self, seed: int, units: float = 1.0) -> None:
         super().__init__()
@@ -115,33 +115,66 @@ class Noise(TorchDispatchMode):
 
     def disturb(self, t: Tensor) -> Tensor:
         """Change it in place."""
-        if t.is_floating_point() and t.numel() and not _overlaps(t):
-            scale = torch.finfo(t.dtype).eps * self._units
+        return self._add(t, t, 1.0)
+
+    def _add(self, t: Tensor, size: Tensor, units: float) -> Tensor:
+        """Up to so many last places of a number of that size; the same wherever t shows one place twice."""
+        if not t.is_floating_point() or not t.numel():
+            return t
+        places = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())
+        t_once, size = t[places], size[places]
+        if not _overlaps(t_once):
             wide = torch.float64 if t.dtype is torch.float64 else torch.float32
-            off = torch.rand(t.shape, generator=self._generator, dtype=wide).mul_(2 * scale).add_(1 - scale)
-            t.copy_(t.to(wide) * off)
+            scale = torch.finfo(t.dtype if units == 1.0 else wide).eps * self._units * units
+            off = torch.rand(t_once.shape, generator=self._generator, dtype=wide).mul_(2 * scale).sub_(scale)
+            t_once.copy_(t_once.to(wide) + size.to(wide) * off)
         return t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func in _APART:
             with self:
-                return _APART[func](*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+                return _APART[func](*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if name.removesuffix("_") in _CANCELLING:
+            args = (args[0] if name.endswith("_") else self._used(args[0]), *map(self._used, args[1:]))
+        out = func(*args, **kwargs)
         returns = func._schema.returns
-        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or _moves(func):
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or name in _MOVING:
             return out
+        if isinstance(out, Tensor) and out.is_floating_point() and name in _SUMS | _SUMS_OF_MAGNITUDES:
+            size = func(*tree_map_only(Tensor, _magnitudes, args), **kwargs) if name in _SUMS else out
+            self._add(out, size, _units(args))
         tree_map_only(Tensor, self.disturb, out)
         return out
 
+    def _used(self, value: Any) -> Any:
+        """As one that reads it may see it: of less than float32, rounded or not yet."""
+        if not isinstance(value, Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
+            return value
+        return self.disturb(value.clone())
 
-def _moves(func: Any) -> bool:
-    """Whether an operator only moves values."""
-    return func._schema.name in _MOVING
+
+def _magnitudes(t: Tensor) -> Tensor:
+    return t.abs() if t.is_floating_point() else t
 
 
+def _units(args: Sequence[Any]) -> float:
+    """The bound of a sum's error, in units in the last place of the sum of magnitudes, where terms are added
+    in pairs: the logarithm of their number (Higham, The accuracy of floating point summation, 1993)."""
+    return 1.0 + math.log2(max(1, *(a.numel() for a in args if isinstance(a, Tensor))))
+
+
+#: What adds up terms: what it gives for their magnitudes says how far rounding may move the sum.
+_SUMS = frozenset(("sum", "nansum", "mean", "mm", "bmm", "addmm", "cumsum"))
+_SUMS_OF_MAGNITUDES = frozenset(("mse_loss", "smooth_l1_loss", "dist", "norm", "linalg_vector_norm"))
+#: Where two numbers that were equal may differ, because one of them was rounded already.
+_CANCELLING = frozenset(("add", "sub", "rsub", "lerp", "addcmul"))
+
+
+#: Operators that only move values.
 _MOVING = frozenset(
-    f"aten::{name}"
-    for name in (
+    (
         "clone", "cat", "stack", "index", "flip", "roll", "fill_", "zero_", "copy_", "select_backward",
         "slice_backward", "constant_pad_nd", "gather", "index_select", "zeros", "zeros_like", "ones",
         "ones_like", "full", "full_like", "arange", "repeat", "masked_fill", "masked_fill_", "where",

@@ -51,14 +51,13 @@ __all__ = ["BATCH_NAMES", "StatementPrinter"]
 #: What the function of a batch calls its own.
 BATCH_NAMES = ("rows", "rows_end", "row", "part", "blocks", "from", "to", "first", "last", "points")
 
-#: The most terms that are added to one accumulator before it is added to the next: as many equal ones are off
-#: by 8 units in the last place, and four times as many by 32, where eager's cascade of sums is off by 2 or 3.
-BLOCK = 64
+#: The most terms that are added to one accumulator before it is added to the next, as in eager's cascade of
+#: sums: as many equal ones are off by 1 unit in the last place on average, four times as many by 5.
+BLOCK = 16
 #: Fewer terms than this are not worth an accumulator of their own.
 FEW = 16
-#: The iterations of a loop that nothing bounds, for how sums are cut into blocks: three levels of them, two
-#: of a vector loop.
-UNBOUNDED = BLOCK**4
+#: The iterations of a loop that nothing bounds, for how sums are cut into blocks.
+UNBOUNDED = 1 << 24
 #: The most scratch that lives on the stack, in bytes.
 STACK = 1 << 16
 #: Scratch whose size varies lies on the stack up to these bytes.

@@ -15,8 +15,8 @@ extern "C" i64 cpp_red_mul_softmax_0(const f32* __restrict in0, f32* __restrict 
         }
         const f32 acc1 = hmax(maximum(maximum(acc1_a, acc1_b), maximum(acc1_c, acc1_d)));
         f32x8 acc2_v = splat<f32x8>(0.0f);
-        for (i64 i1_block0 = 0; i1_block0 < 1024; i1_block0 += 512) {
-            const i64 i1_stop0 = minimum<i64>(i1_block0 + 512, 1024);
+        for (i64 i1_block0 = 0; i1_block0 < 1024; i1_block0 += 128) {
+            const i64 i1_stop0 = minimum<i64>(i1_block0 + 128, 1024);
             f32x8 acc2_part0_v = splat<f32x8>(0.0f);
             for (i64 i1 = i1_block0; i1 < i1_stop0; i1 += 8) {
                 const f32x8 t0 = exp(load<8>(in0 + 1024 * i0 + i1) * 0.125f - acc1);
