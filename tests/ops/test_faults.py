@@ -277,3 +277,30 @@ def test_a_derivative_may_conjugate_a_number() -> None:
     z = torch.randn(3, dtype=torch.complex64, requires_grad=True)
     (got,) = torch.autograd.grad(torch.compile(lambda z: (z * 2j).imag.sum(), backend="hotloop")(z), z)
     torch.testing.assert_close(got, torch.autograd.grad((z * 2j).imag.sum(), z)[0])
+
+
+def by_rank(x: torch.Tensor) -> torch.Tensor:
+    return x.gather(2, x.argsort(2))
+
+
+#: Positions that are computed, and tested, though nothing is read at them: what is there is computed too.
+TESTED: dict[str, Function] = {
+    "arange": lambda x, i: (torch.arange(3)[i - 7] == 1) * x[: len(i)],
+    "diagonal": lambda x, i: torch.diag(x[:3])[i - 7, 1],
+    "matrix": lambda x, i: torch.diag_embed(x[:9].view(3, 3))[:, i - 7],
+    "eye": lambda x, i: torch.eye(3)[i - 7] + x[:3],
+    "by rank": lambda x, i: by_rank(x[:27].view(3, 3, 3).diag_embed()),
+    "in a sum": lambda x, i: (torch.arange(3)[i - 7] * x[: len(i)]).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_lanes_that_do_not_count_are_in_range(name: str) -> None:
+    """The last vector of a row is partly filled, and 0 in a lane beyond it may not be a position at all."""
+    x = torch.randn(40)
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        f = torch.compile(TESTED[name], backend="hotloop", dynamic=dynamic)
+        for n in (1, 2, 3, 5, 7, 8, 9, 15, 17, 31, 33) if dynamic else (3, 9, 17):
+            i = 7 + torch.arange(n) % 3
+            torch.testing.assert_close(f(x, i), TESTED[name](x, i))

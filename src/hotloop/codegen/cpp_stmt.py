@@ -16,7 +16,7 @@ The next file is ``cpp.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -103,6 +103,14 @@ def _replaced(body: Sequence[Stmt], new: Mapping[Expr, Expr]) -> tuple[Stmt, ...
         return got
 
     return tuple(replace(s, value=value(s.value)) for s in body if isinstance(s, (Let, Store)))
+
+
+def _unlike(atom: Index, var: Index, inner: Container[str]) -> bool:
+    """Whether a read index in the loop over ``var`` may be one, in lanes that do not count, that the others
+    never are: it is computed there, or tested."""
+    payload, _, checked = atom.args
+    local = any(n.op == "local" and n.attr in inner for n in ex.walk(payload))
+    return local or (checked and var in atom.free_vars)
 
 
 def _trip(loop: Loop) -> int | None:
@@ -658,7 +666,9 @@ class StatementPrinter:
                         return False
                     if n.op in DIVISIONS and not n.dtype.is_floating_point and n.args[1].op != "const":
                         return False
-                    if n.op == "load" and not self._plain_load(n, s.var, inner):
+                    if n.op == "load" and ix.coefficient(n.indices[0], s.var) not in (0, 1):
+                        return False
+                    if any(_unlike(a, s.var, inner) for i in ex.own_indices(n) for a in ix.indirect_atoms(i)):
                         return False
         return True
 
@@ -677,12 +687,6 @@ class StatementPrinter:
                 if any(n.op == "load" and n.buffer in stored for n in ex.walk(root)):
                     return False
         return bool(stored)
-
-    def _plain_load(self, n: Expr, var: Index, inner: Counter[str]) -> bool:
-        i = n.indices[0]
-        if any(m.op == "local" and m.attr in inner for a in ix.indirect_atoms(i) for m in ex.walk(a.args[0])):
-            return False
-        return ix.coefficient(i, var) in (0, 1)
 
     def _constant_trip(self, s: Loop, trip: int, groups: int, masked: bool) -> None:
         v, w, name = self.values, self.width, s.var.name

@@ -79,8 +79,9 @@ class _Frame:
 @dataclass
 class _Accumulator:
     kind: str
+    dtype: torch.dtype
     depth: int
-    value: Tensor
+    value: Tensor  # of a sum of floats in float64, so that it does not hang on the order of the terms
     position: Tensor
 
 
@@ -222,7 +223,9 @@ class _KernelRun:
         return self._group.get(buffer, buffer)
 
     def _init(self, s: Init) -> None:
-        acc = _Accumulator(s.kind, len(self._frames), neutral(s.kind, s.dtype), torch.tensor(_NEVER))
+        wide = torch.float64 if s.kind == "sum" and s.dtype.is_floating_point else s.dtype
+        start = neutral(s.kind, wide)
+        acc = _Accumulator(s.kind, s.dtype, len(self._frames), start, torch.tensor(_NEVER))
         self._accumulators[s.name] = acc
         self._publish(s.name, acc)
 
@@ -230,17 +233,18 @@ class _KernelRun:
         if acc.kind in ("argmax", "argmin"):
             self._locals[name] = torch.where(acc.position == _NEVER, 0, acc.position)
         else:
-            self._locals[name] = acc.value
+            self._locals[name] = acc.value.to(acc.dtype)
 
     def _accumulate(self, s: Accumulate) -> None:
         acc = self._accumulators[s.name]
         value = self._value(s.value)
-        if value.dtype is not acc.value.dtype:
-            raise TypeError(f"{s.name} accumulates {acc.value.dtype}, given {value.dtype}: {s.value!r}")
+        if value.dtype is not acc.dtype:
+            raise TypeError(f"{s.name} accumulates {acc.dtype}, given {value.dtype}: {s.value!r}")
         if s.position is None:
             if self._guard is not None:
                 value = torch.where(self._guard, value, neutral(acc.kind, value.dtype))
-            got = self._merge(reduce_last(acc.kind, self._inner(value, acc.depth)))
+            inner = self._inner(value.to(acc.value.dtype), acc.depth)
+            got = self._merge(reduce_last(acc.kind, inner))
             acc.value = combine(acc.kind, acc.value, got)
         else:
             self._accumulate_position(acc, value, self._index(s.position))
