@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import re
@@ -299,31 +300,66 @@ class Residual(nn.Module):
 SHAPES = [(1, 16, 24), (5, 40, 33), (64, 16, 32), (300, 24, 56), (2500, 256, 72)]
 
 
+def check_candidates(model: nn.Module, *inputs: torch.Tensor, dynamic: bool, last: str) -> list[str]:
+    """Every candidate of the one product of a model is right; their names, of which `last` comes last."""
+    plan, given = arranged(model, *inputs, dynamic=dynamic)
+    found = backend.choices(plan)
+    assert len(found) == 1
+    ((position, choice),) = found.items()
+    names = [c.name for c in choice.candidates]
+    assert names[-1] == last and len(set(names)) == len(names)
+    config, level = hotloop.config.snapshot(), detect_simd()
+    expected, exact = model(*inputs), reference_of(copy.deepcopy(model).double(), *inputs)
+    for k, candidate in enumerate(choice.candidates):
+        verify_schedule(candidate.schedule)
+        made = settle(plan, {position: k})
+        verify_schedule(made)
+        prepared = backend._Candidate.of(made, level=level, openmp=True, config=config)
+        assert_as_accurate(tuple(prepared.load()(list(given))), expected, exact, what=candidate.name)
+        if inputs[0].shape[0] <= 64:
+            assert_as_accurate(tuple(run_schedule(made, given, arena=True)), expected, exact)
+    return names
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_candidate_computes_the_same(shape: tuple[int, int, int], dynamic: bool) -> None:
     rows, inner, outer = shape
     model = Residual(inner, outer).eval().requires_grad_(False)
     x, y = torch.randn(rows, inner), torch.randn(rows, outer)
-    plan, given = arranged(model, x, y, dynamic=dynamic and rows > 1)
-    found = backend.choices(plan)
-    assert len(found) == 1
-    ((position, choice),) = found.items()
-    names = [c.name for c in choice.candidates]
-    assert names[-1] == "aten_linear" and len(set(names)) == len(names) >= 4
-    config, level = hotloop.config.snapshot(), detect_simd()
-    for k, candidate in enumerate(choice.candidates):
-        verify_schedule(candidate.schedule)
-        made = settle(plan, {position: k})
-        verify_schedule(made)
-        prepared = backend._Candidate.of(made, level=level, openmp=True, config=config)
-        assert_as_accurate(
-            tuple(prepared.load()(list(given))), model(x, y), reference_of(model, x, y), what=candidate.name
-        )
-        if rows <= 64:
-            assert_as_accurate(
-                tuple(run_schedule(made, given, arena=True)), model(x, y), reference_of(model, x, y)
-            )
+    names = check_candidates(model, x, y, dynamic=dynamic and rows > 1, last="aten_linear")
+    assert len(names) >= 4
+
+
+class Int8(nn.Module):
+    """A product by an int8 weight with scales by channel."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randint(-128, 128, (outer, inner), dtype=torch.int8))
+        self.register_buffer("s", torch.rand(outer))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.gelu(F.linear(x, self.w.to(x.dtype)) * self.s),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_candidate_by_an_int8_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    rows, inner, outer = shape
+    model, x = Int8(inner, outer).to(dtype), torch.randn(rows, inner).to(dtype)
+    names = check_candidates(model, x, dynamic=rows == 64, last="aten_int8_linear")
+    assert len(names) >= 3
+
+
+def test_an_int8_weight_is_measured_and_named(measured: list[Choice]) -> None:
+    model, x = Int8(16, 32), torch.randn(64, 16)
+    assert_as_accurate(compiled(model)(x), model(x), reference_of(copy.deepcopy(model).double(), x))
+    (choice,) = measured
+    assert choice.title == "int8_linear_mul_gelu"
+    assert choice.operands == (
+        ((64, 16), (16, 1), torch.float32), ((32, 16), (16, 1), torch.int8)
+    )  # fmt: skip
 
 
 def is_product(step: Any) -> bool:

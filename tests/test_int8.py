@@ -56,6 +56,15 @@ FORMS: dict[str, Form] = {
     "no scale, a bias": lambda m, x: F.linear(x, m.w.to(x.dtype), m.b).relu(),
     "float32 scales after": lambda m, x: F.linear(x, m.w.to(x.dtype)) * m.s.to(m.wide),
     "a sequence": lambda m, x: F.gelu(F.linear(torch.stack([x, x]), m.w.to(x.dtype)) * m.s),
+    "transposed, then cast": lambda m, x: x.matmul(m.w.t().to(x.dtype)) * m.s,
+    "wide scales with an axis": lambda m, x: (x @ m.w.t().to(x.dtype)) * m.column.to(x.dtype).view(-1) + m.b,
+    "transposed, then scaled": lambda m, x: x @ (m.w.t().to(x.dtype) * m.s),
+    "scaled, then transposed": lambda m, x: torch.addmm(m.b, x, (m.w.to(x.dtype) * m.s[:, None]).t()),
+    "cast twice": lambda m, x: F.linear(x, m.w.to(m.wide).to(x.dtype) * m.s[:, None]),
+    "one scale": lambda m, x: F.linear(x, m.s[5] * m.w.to(x.dtype), m.b),
+    "a number": lambda m, x: F.linear(x, m.w.to(x.dtype) * 0.375),
+    "stored the other way": lambda m, x: x @ (m.other.to(x.dtype) * m.s),
+    "cast in halves": lambda m, x: F.linear(x, m.w.half().to(x.dtype).mul(m.s.unsqueeze(1))),
     "transposed": lambda m, x: x.matmul(m.w.to(x.dtype).transpose(0, 1)) * m.s,
 }
 
@@ -68,7 +77,9 @@ class Layer(nn.Module):
         self.form = form
         self.wide = torch.float32
         self.register_buffer("w", torch.randint(-128, 128, (n, k), dtype=torch.int8))
+        self.register_buffer("other", torch.randint(-128, 128, (k, n), dtype=torch.int8))
         self.register_buffer("s", torch.rand(n).to(dtype))
+        self.register_buffer("column", torch.rand(n, 1))
         self.register_buffer("b", torch.randn(n).to(dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +103,8 @@ def test_forms(form: str, dtype: torch.dtype, hosts: list[str]) -> None:
         for _ in range(2):
             check(compiled, layer, torch.randn(m, 72).to(dtype))
         (host,) = hosts
-        assert "rt.panels((72, 100), (1, 72)" in host and "torch.ops" not in host
+        strides = (100, 1) if form == "stored the other way" else (1, 72)
+        assert f"rt.panels((72, 100), {strides}" in host and "torch.ops" not in host
 
 
 @kernels
@@ -141,7 +153,12 @@ def test_updates_of_weight_and_scales(freezing: bool) -> None:
 
 OTHERS: dict[str, Form] = {
     "by row": lambda m, x: F.linear(x, m.w[:72].to(x.dtype) * m.s[:72]),
-    "cast after": lambda m, x: F.linear(x, (m.w.float() * m.s.float()[:, None]).to(x.dtype)),
+    "cast after": lambda m, x: F.linear(x, (m.w.to(m.wide) * m.column).to(x.dtype)),
+    "cast after, transposed": lambda m, x: x @ m.w.t().to(m.wide).mul(m.column.view(-1)).to(x.dtype),
+    "cast after, one scale": lambda m, x: F.linear(x, (m.w.to(m.wide) * m.column[3]).to(x.dtype)),
+    "a number that is rounded": lambda m, x: F.linear(x, m.w.to(x.dtype) * 0.1),
+    "scaled by term": lambda m, x: F.linear(x, m.w.to(x.dtype) * m.s[:72]),
+    "scaled twice": lambda m, x: F.linear(x, m.w.to(x.dtype) * m.s[:, None] * m.s[:1]),
     "read besides": lambda m, x: F.linear(x, m.w.to(x.dtype)) * m.s + m.w.to(x.dtype).sum(1),
     "two readers": lambda m, x: F.linear(x, m.w.to(x.dtype)).relu() + F.linear(x, m.w.to(x.dtype)) * m.s,
     "another scale": lambda m, x: F.linear(x, m.w.to(x.dtype)) * x.sum(),
@@ -165,6 +182,61 @@ def test_what_only_looks_like_one(form: str, dtype: torch.dtype) -> None:
         exact.wide = torch.float64
         expected = other(x)
         assert_as_accurate(compiled(x), expected, reference_of(exact, x))
+
+
+class Written(Layer):
+    """The weight is written after it is read: it does not last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.w.add_(1)
+        return y
+
+
+@DTYPES
+@pytest.mark.parametrize("form", ["scaled before", "no scale, a bias", "transposed, then cast"])
+def test_what_no_kernel_takes_is_computed_as_it_is_written(form: str, dtype: torch.dtype) -> None:
+    """PyTorch's own operator for such products reads what is not there in bfloat16, of 72 terms."""
+    layer = Written(FORMS[form], dtype)
+    other = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="hotloop", dynamic=False)
+    for _ in range(3):
+        x = torch.randn(6, 72).to(dtype)
+        exact = copy.deepcopy(other).double()
+        assert_as_accurate(compiled(x), other(x), reference_of(exact, x))
+        assert torch.equal(layer.w, other.w)
+
+
+def test_rows_of_a_tensor_whose_width_varies() -> None:
+    layer = Layer(FORMS["scaled before"], torch.bfloat16)
+    compiled = torch.compile(lambda x: layer(x[:, :72]), backend="hotloop", dynamic=True)
+    for width in (90, 91, 100):
+        x = torch.randn(6, width).bfloat16()
+        exact = copy.deepcopy(layer).double()
+        assert_as_accurate(compiled(x), layer(x[:, :72]), reference_of(exact, x[:, :72]))
+
+
+def two_terms(dtype: torch.dtype) -> torch.Tensor:
+    """Rows that add up two columns of a weight: the sum of two numbers that are rounded, or not."""
+    x = torch.zeros(36, 72)
+    x[torch.arange(36), 2 * torch.arange(36)] = x[torch.arange(36), 2 * torch.arange(36) + 1] = 1
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("form", ["cast after", "cast after, transposed", "cast after, one scale"])
+def test_a_cast_after_the_scale_is_performed(form: str) -> None:
+    """These sums of two have eager's bits exactly where the scaled weight is rounded as it is written."""
+    layer, x = Layer(OTHERS[form], torch.bfloat16), two_terms(torch.bfloat16)
+    unrounded = (x.double() @ (layer.w.double() * layer.column.double()).t()).bfloat16()
+    compiled = torch.compile(layer, backend="hotloop", dynamic=False)
+    assert torch.equal(compiled(x), layer(x)) and not torch.equal(layer(x), unrounded)
+
+
+@pytest.mark.parametrize("form", ["scaled before", "cast, multiplied, scaled", "with a bias"])
+def test_precision_eager_rounds_after_every_operator(form: str) -> None:
+    layer, x = Layer(FORMS[form], torch.bfloat16), two_terms(torch.bfloat16)
+    compiled = torch.compile(layer, backend="hotloop", dynamic=False, options={"precision": "eager"})
+    assert torch.equal(compiled(x), layer(x))
 
 
 @pytest.mark.parametrize("options", [{"weight_packing": "off"}, {"unfused": True}, {"max_autotune": True}])

@@ -172,7 +172,7 @@ def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     with compat.real_tensors(), _stage("graph"):
         gm = passes.clean(gm)
         if _packs_products(config):
-            quantised.int8_products(gm)
+            quantised.int8_products(gm, config.precision == "eager")
         parts = freeze(gm)
     if parts is None:
         return _compile_whole(gm, kind, config)
@@ -278,7 +278,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
             gm = passes.run(gm, config, log)
             packs = _packs_products(config)
             if packs:
-                quantised.int8_products(gm)
+                quantised.int8_products(gm, config.precision == "eager")
             if not config.unfused:
                 layouts.channels_last(gm)
                 if packs:

@@ -124,7 +124,7 @@ def test_tiles_cover_rows_evenly(level: str, dtype: torch.dtype) -> None:
     lanes, shapes = TILES[level]
     for m in (1, 2, 7, 8, 9, 42, 128, 197):
         for n in (8, 16, 48, 100, 768, 50257):
-            for tile in tilings(dtype, m, n, 64, level, 2):
+            for tile in tilings(dtype, m, n, 64, level, 2, dtype):
                 if tile.method == "amx":
                     assert (tile.height, tile.width, tile.multiple) == (32, 32, 32)
                     continue
@@ -406,7 +406,7 @@ def test_slices_are_as_many_as_threads_are_idle() -> None:
     for k in (8, 1000, 1024, 1025, 4096, 20_000, 36_000):
         for threads in (1, 2, 3, 16, 64):
             for level in LEVELS:
-                (first, *_) = tilings(torch.float32, 1, 100, k, level, threads)
+                (first, *_) = tilings(torch.float32, 1, 100, k, level, threads, torch.float32)
                 panels = panel_count(100, first.width)
                 assert first.slices * panels <= max(threads, panels)
                 size = slice_terms(k, first.slices)

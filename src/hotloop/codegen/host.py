@@ -462,7 +462,7 @@ def _places(k: Kernel) -> list[str]:
     """The user's lines that a kernel serves, each with its operators."""
     operators: dict[str, dict[str, None]] = {}
     for o in k.origins:
-        operators.setdefault(o.source or "", {})[o.target.removeprefix("aten.").partition(".")[0]] = None
+        operators.setdefault(o.source or "", {})[o.word] = None
     return [
         f"{', '.join(names)}: {source}" if source else ", ".join(names) for source, names in operators.items()
     ]

@@ -64,6 +64,11 @@ class Origin:
     target: str = ""
     source: str | None = None
 
+    @property
+    def word(self) -> str:
+        """The operator's name alone: ``relu`` of ``aten.relu.default``."""
+        return self.target.removeprefix("aten.").removeprefix("hotloop.").partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -19,6 +19,7 @@ from hotloop.ir.loops import (
     LoopProgram,
     Measure,
     Op,
+    Origin,
     ViewRef,
     op_outputs,
     op_reads,
@@ -27,7 +28,7 @@ from hotloop.ir.loops import (
 
 from .dependences import base_of
 from .fuse import Group
-from .products import Product, buffers_of, panels_of
+from .products import Product, buffers_of, operands_of, panels_of
 from .tiles import tilings
 
 __all__ = ["Way", "alone", "operands", "title", "ways"]
@@ -44,12 +45,12 @@ class Way:
 
 def ways(x: Product, level: str, threads: int, backends: Collection[str]) -> tuple[Way, ...]:
     """How a product may run, by the implementations allowed (``CPP``, ``ATEN``). The default comes first."""
-    *_, matrix = x.op.args
+    _, left, matrix, _ = operands_of(x.op)
     found: list[Way] = []
     if "CPP" in backends:
-        m, k, n = x.op.args[-2].sizes[0], sz.static(matrix.sizes[0]), sz.static(matrix.sizes[1])
+        m, k, n = left.sizes[0], sz.static(matrix.sizes[0]), sz.static(matrix.sizes[1])
         tiles: list[tuple[tuple[Product | Group, ...], tuple[Buffer, ...]]] = []
-        for tiling in tilings(matrix.dtype, m, n, k, level, threads):
+        for tiling in tilings(matrix.dtype, m, n, k, level, threads, left.dtype):
             other = replace(x, tiling=tiling, panels=panels_of(matrix, tiling).name)
             tiles.append(((other,), buffers_of(other)))
         if x.epilogue is not None:
@@ -66,15 +67,16 @@ def ways(x: Product, level: str, threads: int, backends: Collection[str]) -> tup
 
 def _operator(x: Product) -> str:
     *_, matrix = x.op.args
-    name = str(x.op.target).removeprefix("aten.").partition(".")[0]
-    return "linear" if matrix.strides[0] == 1 and matrix.strides != (1, 1) else name
+    name = Origin(target=str(x.op.target)).word.strip("_")
+    like_linear = name in ("mm", "addmm") and matrix.strides[0] == 1 and matrix.strides != (1, 1)
+    return "linear" if like_linear else name
 
 
 def title(x: Product) -> str:
     """The operators of a product and its epilogue: ``linear_relu``."""
     members = x.epilogue.members if x.epilogue is not None else ()
     origins = [o for m in members for o in (*m.op.folded, m.op.origin)]
-    names = [o.target.removeprefix("aten.").partition(".")[0].strip("_") for o in origins]
+    names = [o.word.strip("_") for o in origins]
     return "_".join(dict.fromkeys((_operator(x), *filter(None, names))))
 
 

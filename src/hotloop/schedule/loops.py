@@ -688,7 +688,7 @@ def _kernel_name(kind: str, origins: tuple[Origin, ...]) -> str:
     """``cpp_fused_add_mul`` or ``cpp_red_mul_softmax``: the operators inside, each once, in order."""
     words: list[str] = []
     for o in origins:
-        word = re.sub(r"\W", "_", o.target.removeprefix("aten.").split(".")[0]).strip("_")
+        word = re.sub(r"\W", "_", o.word).strip("_")
         if word and word not in words:
             words.append(word)
     return "_".join(["cpp", kind, *words[:6]])

@@ -38,11 +38,19 @@ from .passes import build_nest
 from .tiles import Tiling, choose_tiling, slice_terms
 from .weights import is_dense, lasts
 
-__all__ = ["Product", "buffers_of", "build_product", "find_products", "operations", "panels_of"]
+__all__ = [
+    "Product",
+    "buffers_of",
+    "build_product",
+    "find_products",
+    "operands_of",
+    "operations",
+    "panels_of",
+]
 
 _TARGETS = ("aten.mm.default", "aten.addmm.default")
-#: A product by the transpose of an int8 weight, each column times its scale.
-_INT8 = "aten._weight_int8pack_mm.default"
+#: Products by the transpose of an int8 weight, each column times its scale if it has one.
+_INT8 = ("hotloop.int8_linear.default", "aten._weight_int8pack_mm.default")
 
 
 @dataclass(frozen=True)
@@ -96,15 +104,15 @@ def _product(
     p: LoopProgram, op: Extern, buffers: dict[str, Buffer], level: str, threads: int, uses: Uses
 ) -> Product | None:
     """The product that a call computes, or ``None`` where it is better left to PyTorch."""
-    if str(op.target) not in (*_TARGETS, _INT8) or op.kwargs or len(op.outs) != 1 or op.outs[0] is None:
+    if str(op.target) not in (*_TARGETS, *_INT8) or op.kwargs or len(op.outs) != 1 or op.outs[0] is None:
         return None
     out = p.buffers[op.outs[0]]
     if not all(isinstance(v, ViewRef) for v in op.args):
         return None
-    bias, left, matrix, scale = _operands(op)
+    bias, left, matrix, scale = operands_of(op)
     if not all(v.dtype is out.dtype for v in (*bias, left, *scale)) or out.dtype not in PRODUCT_DTYPES:
         return None
-    if matrix.dtype is not (torch.int8 if scale else out.dtype):
+    if matrix.dtype is not (torch.int8 if str(op.target) in _INT8 else out.dtype):
         return None
     if not sz.is_static((*left.sizes[1:], *left.strides, *matrix.sizes, *matrix.strides)):
         return None
@@ -115,7 +123,7 @@ def _product(
         return None
     if bias and not (len(bias[0].sizes) < 2 or bias[0].sizes[0] in (1, m)):
         return None
-    tiling = choose_tiling(matrix.dtype, m, n, k, level, threads)
+    tiling = choose_tiling(matrix.dtype, m, n, k, level, threads, left.dtype)
     if tiling is None:
         return None
     panels = panels_of(matrix, tiling)
@@ -127,19 +135,19 @@ def _product(
     return product
 
 
-def _operands(op: Extern) -> tuple[list[ViewRef], ViewRef, ViewRef, list[ViewRef]]:
+def operands_of(op: Extern) -> tuple[list[ViewRef], ViewRef, ViewRef, list[ViewRef]]:
     """Bias if any, left operand, matrix (K, N), and scales if any."""
-    if str(op.target) != _INT8:
+    if str(op.target) not in _INT8:
         *bias, left, matrix = op.args
         return bias, left, matrix, []
-    left, weight, scale = op.args
-    return [], left, replace(weight, sizes=weight.sizes[::-1], strides=weight.strides[::-1]), [scale]
+    left, weight, *scale = op.args
+    return [], left, replace(weight, sizes=weight.sizes[::-1], strides=weight.strides[::-1]), scale
 
 
 def buffers_of(x: Product) -> tuple[Buffer, ...]:
     """The buffers that a product needs besides its operands and its result: the matrix in panels, and the
     sums of slices, (slices, M, N)."""
-    _, _, matrix, _ = _operands(x.op)
+    _, _, matrix, _ = operands_of(x.op)
     panels = panels_of(matrix, x.tiling)
     if x.tiling.slices == 1:
         return (panels,)

@@ -70,7 +70,7 @@ def choices(a: Arrangement) -> dict[int, Choice]:
     needed = _needed(a.program, a.steps, analyse(a.program))
     found: dict[int, Choice] = {}
     for i, step in enumerate(a.steps):
-        if not isinstance(step, Product) or step.scale is not None:
+        if not isinstance(step, Product):
             continue
         results = [n for n in _results(step) if n in needed]
         kinds = {a.program.buffers[base_of(a.program.buffers, n)].kind for n in _results(step)}
