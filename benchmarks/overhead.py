@@ -1,10 +1,13 @@
-"""What a call costs when there is next to nothing to compute: add-add-mul-add on (32, 32).
+"""What a call costs when there is next to nothing to compute: add-add-mul-add on (32, 32), and the weights of
+48 small linear layers, which a call looks at.
 
     python benchmarks/overhead.py [--json out.json]
 
 "floor" is a back end that computes nothing and returns the same tensor each time: Dynamo's guards and
 AOTAutograd's wrappers alone, which are PyTorch's and which every back end pays. "over floor" is therefore all
-that a back end adds: its own calling program, allocating the result, and the arithmetic. Next: ``demo.py``.
+that a back end adds: its own calling program, allocating the result, and the arithmetic. "look" is the part
+of the layers' call that finds out whether a weight has changed since it was packed; also with each weight
+alone. Next: ``demo.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from torch._dynamo.backends.common import aot_autograd
 
 import harness
 from cases import add_add_mul_add
+from hotloop.runtime.packing import Packer, Weights
+from hotloop.runtime.program import Runtime
 
-CALLS_PER_SECOND_ROUNDS = 3.0
+#: Layers of a call, and the features of each: their weights stay in the caches.
+LAYERS, FEATURES = 48, 64
 
 
 def nothing_compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
@@ -33,6 +39,42 @@ def nothing_compiler(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def looks(layers: int, features: int, seconds: float) -> dict[str, float]:
+    """Microseconds of a call of so many linear layers on one row, and of looking at their weights: at all of
+    them together, and at each by itself."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(features, features) for _ in range(layers)))
+    net.requires_grad_(False)
+    x = torch.randn(1, features)
+    made: list[Weights] = []
+    original = Runtime.weights
+
+    def weights(self: Runtime, *packers: Packer) -> Weights:
+        made.append(original(self, *packers))
+        return made[-1]
+
+    Runtime.weights = weights  # type: ignore[method-assign]
+    try:
+        compiled = torch.compile(net, backend=harness.resolve_backend("hotloop"), dynamic=False)
+        with torch.no_grad():
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x), net(x))
+    finally:
+        Runtime.weights = original  # type: ignore[method-assign]
+    (together,) = made
+    known = [packer.seen for packer in together.packers]
+    given = [weight() for seen in known if seen is not None for weight in seen.alive]
+    assert len(given) == layers
+    alone = [(seen, (weight,)) for seen, weight in zip(known, given, strict=True)]
+    functions = {
+        "call": lambda: compiled(x),
+        "look": lambda: together(*given),
+        "look at each": lambda: [seen.still(weight) for seen, weight in alone],
+    }
+    with torch.no_grad():
+        timings = harness.time_interleaved(functions, seconds)
+    return {name: 1e3 * timing.median for name, timing in timings.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,6 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
         over = "" if name in ("eager", "floor") else f"   over floor {1e3 * (timing.median - base):6.2f} us"
         print(f"{name:20}{1e3 * timing.median:8.2f} us{'' if timing.quiet else ' ~'}{over}")
     report = {name: 1e3 * timing.median for name, timing in timings.items()}
+    if "hotloop" in options.backends.split(","):
+        found = looks(LAYERS, FEATURES, options.seconds)
+        for name, microseconds in found.items():
+            print(f"{LAYERS} linear, {name:14}{microseconds:8.2f} us, {microseconds / LAYERS:5.2f} a weight")
+            report[f"{LAYERS} linear, {name}"] = microseconds
     harness.write_json(options.json, {"machine": harness.machine(), "microseconds": report})
     return 0
 

@@ -51,7 +51,7 @@ from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.backing import Backing
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
-from hotloop.runtime.changes import FINGERPRINT, FINGERPRINT_NAME, Fingerprint
+from hotloop.runtime.changes import LOOK, LOOK_NAME, Look, bind_look
 from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
 from hotloop.runtime.packing import Kept, WeightMemory
@@ -179,7 +179,7 @@ def _compile_frozen(gm: torch.fx.GraphModule, kind: str, config: Config) -> Comp
     strides = [n.meta["val"].stride() for n in list(_inputs_of(parts.main))[len(parts.kept) :]]
     main = _compile_whole(parts.main, kind, config)
     found = FrozenProgram(
-        main, parts.prelude, parts.kept, parts.sources, strides, _fingerprint(config), _backing_of(config)
+        main, parts.prelude, parts.kept, parts.sources, strides, _look(config), _backing_of(config)
     )
     _kept().frozen.add(found)
     return found
@@ -192,10 +192,9 @@ def _packs_products(config: Config) -> bool:
     )
 
 
-def _fingerprint(config: Config) -> Fingerprint:
+def _look(config: Config) -> Look:
     """The compiled function that tells whether memory has changed; without a compiler, it always has."""
-    source = KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())
-    (unit,) = make_units([source])
+    (unit,) = make_units([KernelSource(LOOK_NAME, LOOK, frozenset())])
     try:
         builder = _builder(
             config.cpp.cxx, _cache_of(config), config.compile_workers, choose_simd(config.cpp.simd)
@@ -205,10 +204,8 @@ def _fingerprint(config: Config) -> Fingerprint:
         if config.missing_toolchain != "eager" and config.on_error != "eager":
             raise
         changes = itertools.count()
-        return lambda rows, count: next(changes)
-    found: Fingerprint = library.function(FINGERPRINT_NAME, [ctypes.c_void_p] * parameter_count(source))
-    found.restype = ctypes.c_int64  # type: ignore[attr-defined]
-    return found
+        return lambda state, weights: next(changes)
+    return bind_look(library.address(LOOK_NAME))
 
 
 def _compile_whole(gm: torch.fx.GraphModule, kind: str, config: Config) -> Compiled:
@@ -482,10 +479,13 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
         libraries = builder.build([source for _, source in units])
         for (own, _), library in zip(units, libraries, strict=True):
             for f in own:
+                if f.symbol == LOOK_NAME:
+                    found[f.symbol] = bind_look(library.address(f.symbol))
+                    continue
                 found[f.symbol] = library.function(f.symbol, [ctypes.c_void_p] * parameter_count(f))
                 found[f.symbol].restype = ctypes.c_int64
-    if config.cpp.enable_kernel_profile:
-        found = {name: profiled(f, f"graph_{bound.number}_{name}") for name, f in found.items()}
+                if config.cpp.enable_kernel_profile:
+                    found[f.symbol] = profiled(found[f.symbol], f"graph_{bound.number}_{f.symbol}")
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
     runtime = Runtime(
         found, bound.constants, bound.objects, pool, config.memory_pool, _kept(), _backing_of(config)
@@ -498,9 +498,9 @@ def _units(
     functions: Sequence[KernelSource], host: str, config: Config
 ) -> list[tuple[list[KernelSource], Source]]:
     """What is compiled for a host program: each translation unit with the functions in it."""
-    packs = re.search(r"rt\.(convolution|panels)\(", host) is not None
-    if packs and FINGERPRINT_NAME not in {f.symbol for f in functions}:
-        functions = [*functions, KernelSource(FINGERPRINT_NAME, FINGERPRINT, frozenset())]
+    packs = re.search(r"rt\.weights\(", host) is not None
+    if packs and LOOK_NAME not in {f.symbol for f in functions}:
+        functions = [*functions, KernelSource(LOOK_NAME, LOOK, frozenset())]
     if not functions:
         return []
     by_name = {f.symbol: f for f in functions}

@@ -9,6 +9,7 @@ Next: dumps.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import operator
 import os
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +96,66 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
     """
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count
+
+
+@dataclass(frozen=True)
+class TensorCalls:
+    """How C code asks tensors what state they are in, without Python: addresses of functions that take a
+    tensor's handle, and in which byte of Python's objects a tensor's handle and the items of a tuple are."""
+
+    items: int
+    handle: int
+    is_inference: int  # bool (const void* handle)
+    version: int  # int64_t (const void* handle); not of a tensor of inference mode
+    data: int  # int32_t (const void* handle, void** address); 0 for success
+
+
+@cache
+def tensor_calls() -> TensorCalls | None:
+    """The functions, or `None` where there are none that answer right.
+
+    torch 2.11 to 2.14 on Linux: `at::native::is_inference`, `at::TensorBase::_version` and
+    `aoti_torch_get_data_ptr` of libtorch_cpu.so, whose argument is a pointer to a pointer to the tensor's
+    implementation: `Tensor._cdata`, which the Python object holds. None of it is taken for granted: each has
+    to find the state of tensors that are made here.
+    """
+    names = (
+        "_ZN2at6native12is_inferenceERKNS_6TensorE",
+        "_ZNK2at10TensorBase8_versionEv",
+        "aoti_torch_get_data_ptr",
+    )
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        addresses = [ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in names]
+    except (OSError, AttributeError):
+        return None
+    with torch.inference_mode(False), _disable_current_modes(), torch.no_grad():
+        plain = torch.empty(4, device="cpu")
+        tensors = (plain, plain.add_(1)[1:], torch.nn.Parameter(torch.empty(4, device="cpu")).add_(1).mul_(2))
+        with torch.inference_mode():
+            inference = torch.empty(4, device="cpu")
+    size = ctypes.sizeof(ctypes.c_void_p)
+
+    def words(value: object, count: int) -> list[int]:
+        return list((ctypes.c_size_t * count).from_address(id(value)))
+
+    found = [words(t, torch.Tensor.__basicsize__ // size) for t in tensors]
+    places = [k for k, row in enumerate(zip(*found, strict=True)) if row == tuple(t._cdata for t in tensors)]
+    items = tuple.__basicsize__ // size
+    if not places or words(tensors, items + 3)[items:] != [id(t) for t in tensors]:
+        return None
+    calls = TensorCalls(items * size, places[0] * size, *addresses)
+    right = all(_asked(t, calls) == (t._version, t.data_ptr()) for t in tensors)
+    return calls if right and _asked(inference, calls) is None else None
+
+
+def _asked(tensor: torch.Tensor, calls: TensorCalls) -> tuple[int, int] | None:
+    """Version and address of a tensor by these functions; `None` of one of inference mode."""
+    pointer, handle, address = ctypes.c_void_p, id(tensor) + calls.handle, ctypes.c_size_t()
+    if ctypes.CFUNCTYPE(ctypes.c_bool, pointer)(calls.is_inference)(handle):
+        return None
+    ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer)(calls.data)(handle, ctypes.addressof(address))
+    return ctypes.CFUNCTYPE(ctypes.c_int64, pointer)(calls.version)(handle), address.value
 
 
 def functional_overloads(name: str) -> tuple[torch._ops.OpOverload, ...]:

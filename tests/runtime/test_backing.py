@@ -20,6 +20,7 @@ import hotloop
 from hotloop import backend, compat
 from hotloop.backend import weight_memory
 from hotloop.runtime import backing
+from hotloop.runtime.changes import Seen
 from hotloop.runtime.packing import PackedWeight
 from judge import assert_as_accurate, reference_of
 
@@ -63,6 +64,11 @@ def again(compiled: Callable[..., Any], net: nn.Module, x: torch.Tensor = X, tim
         with torch.no_grad():
             actual = compiled(x)
             assert_as_accurate(actual, net(x), reference_of(copy.deepcopy(net).double(), x))
+
+
+def seen(w: torch.Tensor) -> Seen:
+    """The state of a weight, told by its first element."""
+    return Seen.of((w,), lambda state, weights: int(w[0]), 1)
 
 
 def resident(t: torch.Tensor) -> int:
@@ -284,7 +290,7 @@ def test_views_outlive_the_parameter() -> None:
 def test_a_weight_that_is_gone_is_counted_no_more() -> None:
     keep = backing.Backing(hotloop.config.cache_dir)
     w = torch.full((1 << 24,), 3.0)  # in pages of its own
-    keep.release(w, w.sum)
+    keep.release(w, seen(w))
     assert mapped(w) and keep.given_back == pages(w)
     view = w[5:]
     del w
@@ -299,7 +305,7 @@ def test_bytes_are_those_of_the_storages() -> None:
     with hotloop.config.patch(weight_packing="auto"):
         settled(net, torch.randn(20, 300))
     found = [t for t in gc.get_objects() if type(t) is PackedWeight]
-    taken = sum({t.panels.data_ptr(): t.panels.untyped_storage().nbytes() for t in found}.values())
+    taken = sum({t.packed.data_ptr(): t.packed.untyped_storage().nbytes() for t in found}.values())
     assert weight_memory().packed == taken
     assert weight_memory().packed - before.packed > sum(w.nbytes for w in (net[0].weight, net[2].weight))
     assert weight_memory().given_back == before.given_back
@@ -416,7 +422,7 @@ def test_a_disk_that_is_memory_is_one_warning() -> None:
         pytest.skip("no such folder")
     w = torch.ones(1 << 24)  # in pages of its own
     with pytest.warns(RuntimeWarning, match="/dev/shm is in memory itself"):
-        keep.release(w, w.sum)
+        keep.release(w, seen(w))
     assert not mapped(w) and keep.given_back == 0
 
 
@@ -424,7 +430,7 @@ def test_a_write_between_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.zeros(1 << 24)  # in pages of its own
     monkeypatch.setattr(backing.os, "fsync", lambda _: w.data.fill_(3))
     keep = backing.Backing(hotloop.config.cache_dir)
-    keep.release(w, w.sum)
+    keep.release(w, seen(w))
     assert not mapped(w) and bool((w == 3).all())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,6 +51,17 @@ def _tuple(values: tuple[Any, ...]) -> str:
     return f"({values[0]},)" if len(values) == 1 else f"({', '.join(map(str, values))})"
 
 
+@dataclass(frozen=True)
+class _Packer:
+    """What keeps a weight packed: how it is made, the weight, how often it reads that itself, and the name of
+    what it gives."""
+
+    made: str
+    weight: str
+    asked: int
+    given: str
+
+
 class _Host:
     """Collects the lines of one host program."""
 
@@ -66,7 +78,7 @@ class _Host:
         self.late = {s for op in self.p.ops if isinstance(op, Extern) for s, _, _ in op.binds}
         self.counter = 0
         self.read: Counter[str] = Counter()  # how often the plain memory of a buffer is asked for
-        self.packers: dict[str, tuple[str, int]] = {}  # a weight, and how often its packer itself asks for it
+        self.packers: dict[str, _Packer] = {}
         self.objects: list[Any] = []
 
     def text(self) -> str:
@@ -85,9 +97,7 @@ class _Host:
                 self.frame["base"] = "address"
                 self.body.append(f"release(base + {start}, {stop - start})")
         self.body.append(f"return [{', '.join(self.output(o) for o in self.p.outputs)}]")
-        for name, (weight, own) in self.packers.items():
-            if self.read[weight] > own:
-                self.setup[name] = self.setup[name][:-1] + ", read=True)"
+        self.look()
         self.unname_single_pointers()
         return self.assemble()
 
@@ -197,14 +207,26 @@ class _Host:
         return self.pointers[b.name]
 
     def pack(self, b: Buffer) -> None:
-        """The panels of a weight, named for the rest of the call so that they outlive it."""
+        """The panels of a weight."""
         assert b.packs is not None
         numbers = f"{_tuple(b.packs.sizes)}, {_tuple(b.packs.strides)}, {_tuple(b.sizes)}"
-        self.setup[f"pack_{b.name}"] = f"rt.panels({numbers})"
-        self.packers[f"pack_{b.name}"] = (self.base(b.packs.buffer).name, 0)
-        self.body.append(f"{b.name} = pack_{b.name}({self.base_tensor(b.packs.buffer)})")
-        self.body.append(f"p_{b.name} = {b.name}.data_ptr()")
-        self.pointers[b.name] = f"p_{b.name}"
+        weight, given = self.base(b.packs.buffer).name, f"p_{b.name}"
+        self.base_tensor(weight)
+        self.packers[b.name] = _Packer(f"rt.panels({numbers})", weight, 0, given)
+        self.pointers[b.name] = given
+
+    def look(self) -> None:
+        """Look at all weights that are kept packed, before the first step: no step writes them."""
+        if not self.packers:
+            return
+        for name, packer in self.packers.items():
+            read = self.read[packer.weight] > packer.asked
+            self.setup[name] = f"{packer.made[:-1]}, read=True)" if read else packer.made
+        self.setup["weights"] = f"rt.weights({', '.join(self.packers)})"
+        given = _tuple(tuple(packer.given for packer in self.packers.values()))
+        asked = ", ".join(packer.weight for packer in self.packers.values())
+        # What is packed lives as long as `packed` does.
+        self.head.append(f"{given}, packed = weights({asked})")
 
     def tensor(self, v: ViewRef, fresh: bool = False) -> str:
         """A Python expression for a strided view. ``fresh``: it is given to the caller."""
@@ -286,6 +308,7 @@ class _Host:
             self.body.append(f"{_OUT_FUNCTIONS[str(step.target)]}({', '.join(args + kwargs)})")
             return
         target = self.target(step.target) if step.weight is None else self.keeper(step)
+        args = args if step.weight is None else [self.packers[target].given, *args]
         call = f"{target}({', '.join(args + kwargs)})"
         if getattr(step.target, "_schema", None) is None:  # control flow: nothing says what it gives
             self.setup["results"] = "rt.results"
@@ -324,8 +347,8 @@ class _Host:
         listed = ", ".join(map(_tuple, (sizes, stride, padding, dilation)))
         made = f"convolution{self.counter}"
         self.counter += 1
-        self.setup[made] = f"rt.convolution({listed}, {groups}{post})"
-        self.packers[made] = (self.base(step.args[step.weight].buffer).name, 1)
+        weight = self.base(step.args[step.weight].buffer).name
+        self.packers[made] = _Packer(f"rt.convolution({listed}, {groups}{post})", weight, 1, f"{made}_weight")
         return made
 
     def check_result(self, b: Buffer, step: Extern) -> None:

@@ -25,7 +25,6 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 
 from hotloop import compat
+from hotloop.runtime.changes import Seen
 from hotloop.runtime.pool import give_back, whole_pages
 
 __all__ = ["LEAST", "Backing"]
@@ -77,9 +77,9 @@ class Backing:
         self._tidy()
         return sum(r.nbytes for r in [*self._records.values(), *self._orphans])
 
-    def release(self, weight: torch.Tensor, look: Callable[[], object]) -> None:
-        """Give the memory of a weight back, which fills it from its first to its last byte. ``look`` reads
-        what later calls will read of it: no more than that comes back at once."""
+    def release(self, weight: torch.Tensor, seen: Seen) -> None:
+        """Give the memory of a weight back, which fills it from its first to its last byte. Later calls
+        look at it as ``seen`` does: no more than that comes back at once."""
         if self._failed or weight.is_inference():  # an inference tensor is compared whole at each call
             return
         if self._pid != os.getpid():  # a thread of the parent may have held it at the fork
@@ -88,14 +88,14 @@ class Backing:
             return
         try:
             self._tidy()
-            self._release(weight, look)
+            self._release(weight, seen)
         except OSError as error:
             self._failed = True
             warnings.warn(f"weights stay in memory beside their packed copies: {error}", RuntimeWarning, 2)
         finally:
             self._lock.release()
 
-    def _release(self, weight: torch.Tensor, look: Callable[[], object]) -> None:
+    def _release(self, weight: torch.Tensor, seen: Seen) -> None:
         first, nbytes = whole_pages(weight.data_ptr(), weight.nbytes)
         known = self._records.get(id(weight))
         if known is not None and known.first == first and known.version == weight._version:
@@ -120,7 +120,7 @@ class Backing:
         # Without this, the system would read the neighbourhood of each place too.
         libc = _libc()
         libc.madvise(first, nbytes, mmap.MADV_RANDOM)
-        look()
+        seen.still((weight,))
         libc.madvise(first, nbytes, mmap.MADV_NORMAL)
 
     def _forget(self, key: int) -> None:

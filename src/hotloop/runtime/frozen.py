@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from hotloop.runtime.backing import Backing
-from hotloop.runtime.changes import Fingerprint, Seen, keep_private
+from hotloop.runtime.changes import Look, Seen, keep_private
 
 __all__ = ["PLACES", "FrozenProgram"]
 
@@ -40,7 +39,7 @@ class FrozenProgram:
     Arguments:
         main: takes the inputs at ``kept``, then the frozen values, as one list.
         prelude: takes the inputs at ``sources`` and gives the frozen values, whose strides are ``strides``.
-        fingerprint: the compiled function of ``changes.py``.
+        look: the compiled function of ``changes.py``.
         backing: where the memory of weights goes that two calls in a row saw unchanged, if anywhere.
     """
 
@@ -51,31 +50,29 @@ class FrozenProgram:
         kept: Sequence[int],
         sources: Sequence[int],
         strides: Sequence[Sequence[int]],
-        fingerprint: Fingerprint,
+        look: Look,
         backing: Backing | None = None,
     ) -> None:
         self._main, self._prelude = main, prelude
         self._inputs, self._sources = tuple(kept), tuple(sources)
         self._strides = [tuple(s) for s in strides]
-        self._fingerprint, self._backing = fingerprint, backing
+        self._look, self._backing = look, backing
         self._apart = [k for k, source in enumerate(sources) if source not in kept]
         self._kept: _Kept | None = None
         self._released: _Kept | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         """What the graph gives for its inputs; the list is emptied."""
-        weights = [args[i] for i in self._sources]
+        weights = tuple([args[i] for i in self._sources])
         own = [args[i] for i in self._inputs]
         args.clear()
         kept = self._kept
-        if kept is None or not kept.seen.still(weights, self._fingerprint):
+        if kept is None or not kept.seen.still(weights):
             kept = self._compute(weights)
         elif self._backing is not None and self._released is not kept:
             self._released = kept
             for k in self._apart:  # the others are read by the main program too
-                weight = weights[k]
-                seen = Seen.of((weight,), self._fingerprint, PLACES)
-                self._backing.release(weight, partial(seen.still, (weight,), self._fingerprint))
+                self._backing.release(weights[k], Seen.of((weights[k],), self._look, PLACES))
         return self._main([*own, *kept.values])
 
     @property
@@ -85,7 +82,7 @@ class FrozenProgram:
 
     def _compute(self, weights: Sequence[torch.Tensor]) -> _Kept:
         self._kept = self._released = None  # so that there are never two sets of values
-        seen = Seen.of(weights, self._fingerprint, PLACES)
+        seen = Seen.of(weights, self._look, PLACES)
         with torch.inference_mode(False), torch.no_grad():
             plain = [w if w.is_inference() else w.detach() for w in weights]
             theirs = {w.untyped_storage().data_ptr() for w in plain}

@@ -14,7 +14,6 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from torch.nn import functional
 from hotloop import compat
 from hotloop.ir.panels import pack_panels
 from hotloop.runtime.backing import Backing
-from hotloop.runtime.changes import Fingerprint, Seen
+from hotloop.runtime.changes import Look, Seen
 from hotloop.runtime.pool import prefer_huge_pages
 
-__all__ = ["PLACES", "Convolution", "Kept", "PackedWeight", "Panels", "WeightMemory"]
+__all__ = ["PLACES", "Convolution", "Kept", "PackedWeight", "Packer", "Panels", "WeightMemory", "Weights"]
 
 #: At so many places a weight's contents tell whether it changed; see ``changes.py``.
 PLACES = 32
@@ -34,15 +33,13 @@ PLACES = 32
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight in panels, and the state that it was packed in."""
+    """A weight packed, the state that it was packed in, and what its program is given: the address of panels,
+    or blocks of the library."""
 
     seen: Seen
-    panels: torch.Tensor
-
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes of the panels, with what fills them up."""
-        return self.panels.untyped_storage().nbytes()
+    packed: torch.Tensor
+    given: Any
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -75,57 +72,114 @@ class Kept:
         return WeightMemory(packed, frozen, sum(b.given_back for b in list(self.backings)))
 
 
-class Panels:
-    """A weight of a matrix product in panels (see ``ir/panels.py``), packed again when it has changed.
+class Packer:
+    """A weight of a program in another form, made again when it has changed.
+
+    With ``backing``, the memory of a weight that two calls in a row saw unchanged is given back. Safe under
+    threads: a call holds what it got, what is kept is replaced as a whole, and the worst that two calls at
+    once can do is to pack the same weight twice.
+    """
+
+    def __init__(self, look: Look, shared: Kept, backing: Backing | None) -> None:
+        self._look, self._shared, self._backing = look, shared, backing
+        self._kept: PackedWeight | None = None
+        self._settled: PackedWeight | None = None
+
+    def settle(self, weight: torch.Tensor) -> PackedWeight | None:
+        """The weight as it is now, packed; ``None`` where it is used as it is."""
+        kept = self._kept
+        if kept is not None and kept.seen.still((weight,)):
+            if self._settled is not kept:
+                self._settled = kept
+                if self._backing is not None:
+                    self._backing.release(weight, kept.seen)
+            return kept
+        self._kept = self._settled = None
+        self._kept = kept = self._pack(weight)
+        return kept
+
+    @property
+    def settled(self) -> bool:
+        """Whether a look at the weight would do nothing, if it is unchanged."""
+        return self._settled is not None
+
+    @property
+    def seen(self) -> Seen | None:
+        """The state that the weight was in when it was packed."""
+        return None if self._kept is None else self._kept.seen
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of what is kept, 0 before there is anything."""
+        kept = self._kept
+        return 0 if kept is None else kept.kept_bytes
+
+    def _pack(self, weight: torch.Tensor) -> PackedWeight | None:
+        raise NotImplementedError
+
+
+class Weights:
+    """All packed weights of a program: looked at together, and each by itself where the whole has changed.
+
+    Arguments:
+        packers: one for each weight of a call.
+    """
+
+    def __init__(self, look: Look, packers: Sequence[Packer]) -> None:
+        self._look, self.packers = look, tuple(packers)
+        self._known: tuple[Seen, tuple[tuple[Any, ...], Any]] | None = None
+
+    def __call__(self, *weights: torch.Tensor) -> tuple[tuple[Any, ...], Any]:
+        """What the program is given of each weight, and what has to live as long as that is used."""
+        known = self._known
+        if known is not None and known[0].still(weights):
+            return known[1]
+        self._known = None
+        # Before each is looked at: what changes from now on, the next call sees.
+        seen = Seen.of(weights, self._look, PLACES) if self._all_settled() else None
+        kept = tuple(packer.settle(w) for packer, w in zip(self.packers, weights, strict=True))
+        found = tuple(None if k is None else k.given for k in kept), kept
+        if seen is not None and self._all_settled():
+            self._known = seen, found
+        return found
+
+    def _all_settled(self) -> bool:
+        return all(packer.settled for packer in self.packers)
+
+
+class Panels(Packer):
+    """A weight of a matrix product in panels (see ``ir/panels.py``): seen as a matrix of the sizes and
+    strides given, in panels of the sizes given. The program is given their address.
 
     Programs that multiply by one weight, such as those of a model for several lengths of its input, find each
-    other's panels in ``shared``. With ``backing``, the memory of a weight that two calls in a row saw
-    unchanged is given back. Safe under threads: a call holds the panels that it got.
+    other's panels in ``shared``.
     """
 
     def __init__(
-        self, fingerprint: Fingerprint, shared: Kept, backing: Backing | None, sizes: Sequence[int],
-        strides: Sequence[int], panels: Sequence[int],
+        self, look: Look, shared: Kept, backing: Backing | None, sizes: Sequence[int], strides: Sequence[int],
+        panels: Sequence[int],
     ) -> None:  # fmt: skip
-        self._fingerprint = fingerprint
-        self._shared, self._backing = shared, backing
+        super().__init__(look, shared, backing)
         self._form = (tuple(sizes), tuple(strides), tuple(panels))
-        self._kept: PackedWeight | None = None
-        self._released: PackedWeight | None = None
-
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The panels of ``weight``, seen as a matrix of the sizes and strides given, in the sizes given."""
-        kept = self._kept
-        if kept is not None and kept.seen.still((weight,), self._fingerprint):
-            if self._backing is not None and self._released is not kept:
-                self._released = kept
-                seen = kept.seen
-                self._backing.release(weight, partial(seen.still, (weight,), self._fingerprint))
-            return kept.panels
-        self._kept = self._released = None
-        key = (id(weight), weight.dtype, *self._form)
-        kept = self._shared.panels.get(key)
-        if kept is None or not kept.seen.still((weight,), self._fingerprint):
-            kept = self._shared.panels[key] = self._pack(weight)
-            self._shared.packed.add(kept)
-        self._kept = kept
-        return kept.panels
 
     def _pack(self, weight: torch.Tensor) -> PackedWeight:
+        key = (id(weight), weight.dtype, *self._form)
+        kept = self._shared.panels.get(key)
+        if kept is None or not kept.seen.still((weight,)):
+            kept = self._shared.panels[key] = self._packed(weight)
+            self._shared.packed.add(kept)
+        return kept
+
+    def _packed(self, weight: torch.Tensor) -> PackedWeight:
         sizes, strides, panels = self._form
-        seen = Seen.of((weight,), self._fingerprint, PLACES)
+        seen = Seen.of((weight,), self._look, PLACES)
         with torch.inference_mode(False), torch.no_grad():
             plain = weight if weight.is_inference() else weight.detach()
             memory = plain.new_empty(math.prod(panels))
             # Two threads read panels of 64 MiB at 55 GB/s for 48, of 180 MiB at 32 for 24.
             prefer_huge_pages(memory.data_ptr(), memory.nbytes)
-            return PackedWeight(seen, pack_panels(plain.as_strided(sizes, strides), panels, memory))
-
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes of the panels, 0 before there are any."""
-        kept = self._kept
-        return 0 if kept is None else kept.kept_bytes
+            packed = pack_panels(plain.as_strided(sizes, strides), panels, memory)
+        return PackedWeight(seen, packed, packed.data_ptr(), packed.untyped_storage().nbytes())
 
 
 #: What follows a convolution, where the library's operator does not run: by the name that it has there.
@@ -140,16 +194,14 @@ _ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-class Convolution:
-    """One convolution of a program: its numbers, and its weight in blocks once that has settled.
-
-    Safe under threads: what is kept is replaced as a whole, and the worst that two calls at once can do is to
-    pack the same weight twice.
-    """
+class Convolution(Packer):
+    """One convolution of a program: its numbers, and its weight in blocks once two calls in a row saw that
+    unchanged. The program is given the blocks, and hands them back with what is convolved."""
 
     def __init__(
         self,
-        fingerprint: Fingerprint,
+        look: Look,
+        shared: Kept,
         backing: Backing | None,
         sizes: Sequence[int],
         stride: Sequence[int],
@@ -160,56 +212,46 @@ class Convolution:
         scalars: Sequence[float] = (),
         algorithm: str = "",
     ) -> None:
-        self._fingerprint, self._backing = fingerprint, backing
+        super().__init__(look, shared, backing)
         self._sizes = list(sizes)
         self._numbers = (list(padding), list(stride), list(dilation), groups)
         self._plain = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
         self._post = (activation, list(scalars), algorithm)
         self._seen: Seen | None = None
-        self._kept: tuple[Seen, torch.Tensor] | None = None
-        self._released: tuple[Seen, torch.Tensor] | None = None
         self._packable = True
 
     def __call__(
         self,
+        packed: torch.Tensor | None,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x`` (N, C, H, W) in channels-last memory; weight (O, C / groups, KH, KW); bias (O,) or none;
-        ``added`` lies as the result does."""
-        kept = self._kept
-        if kept is not None and kept[0].still((weight,), self._fingerprint):
-            if self._backing is not None and self._released is not kept:
-                self._released = kept
-                seen = kept[0]
-                self._backing.release(weight, partial(seen.still, (weight,), self._fingerprint))
-            return compat.packed_convolution(x, kept[1], bias, self._numbers, self._post, added)
-        packed = self._pack(weight) if self._packable else None
-        if packed is None:
-            plain: torch.Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._plain)
-            plain = plain if added is None else plain.add_(added)
-            name, scalars, algorithm = self._post
-            return _ACTIVATIONS[name](plain, *scalars, *([algorithm] if algorithm else []))
-        return compat.packed_convolution(x, packed, bias, self._numbers, self._post, added)
+        """``packed``: what ``Weights`` gives; ``x`` (N, C, H, W) in channels-last memory; weight
+        (O, C / groups, KH, KW); bias (O,) or none; ``added`` lies as the result does."""
+        if packed is not None:
+            return compat.packed_convolution(x, packed, bias, self._numbers, self._post, added)
+        plain: torch.Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._plain)
+        plain = plain if added is None else plain.add_(added)
+        name, scalars, algorithm = self._post
+        return _ACTIVATIONS[name](plain, *scalars, *([algorithm] if algorithm else []))
 
     @property
-    def kept_bytes(self) -> int:
-        """The bytes of the packed copy, 0 without one."""
-        kept = self._kept
-        return 0 if kept is None else compat.packed_bytes(kept[1])
+    def settled(self) -> bool:
+        """As for others, or for want of instructions for the dtype."""
+        return super().settled or not self._packable
 
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+    def _pack(self, weight: torch.Tensor) -> PackedWeight | None:
         """The packed weight, or ``None`` where it is not known to have settled or cannot be packed."""
-        if not compat.can_pack_convolution(weight.dtype):
-            self._packable = False  # no instructions for this dtype
+        self._packable = compat.can_pack_convolution(weight.dtype)
+        if not self._packable:
             return None
-        self._kept = self._released = None
         seen = self._seen
-        if seen is None or not seen.still((weight,), self._fingerprint):
-            self._seen = Seen.of((weight,), self._fingerprint, PLACES)
+        if seen is None or not seen.still((weight,)):
+            self._seen = Seen.of((weight,), self._look, PLACES)
             return None
         packed = compat.pack_convolution_weight(weight, self._sizes, *self._numbers)
-        self._kept = (seen, packed)
-        return packed
+        kept = PackedWeight(seen, packed, packed, compat.packed_bytes(packed))
+        self._shared.packed.add(kept)
+        return kept

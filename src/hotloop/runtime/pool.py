@@ -146,7 +146,7 @@ class OutputPool:
         `nbytes` is the size of its storage, see `storage_bytes`.
         """
         if nbytes < self.threshold or nbytes > self.limit or not self._lock.acquire(blocking=False):
-            return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+            return compat.empty_strided_cpu(sizes, strides, dtype)
         try:
             return self._serve((sizes, strides, dtype, torch.is_inference_mode_enabled()), nbytes)
         finally:

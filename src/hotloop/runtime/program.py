@@ -19,8 +19,8 @@ from hotloop.codegen.cpp import read_status
 from hotloop.errors import IndexRangeError, IntegerDivisionError, ProbabilityError, ResultShapeError
 from hotloop.ir.sizes import MOST
 from hotloop.runtime.backing import Backing
-from hotloop.runtime.changes import FINGERPRINT_NAME
-from hotloop.runtime.packing import Convolution, Kept, Panels
+from hotloop.runtime.changes import LOOK_NAME
+from hotloop.runtime.packing import Convolution, Kept, Packer, Panels, Weights
 from hotloop.runtime.pool import OutputPool, give_back
 
 __all__ = ["Runtime", "load_program", "profiled"]
@@ -57,7 +57,6 @@ class Runtime:
         self.kept_frames: list[Any] = []
         #: What runs a call with sizes larger than ``sizes.MOST``, where sizes vary.
         self.otherwise: Callable[[list[Any]], Any] | None = None
-        self.packed: list[Convolution | Panels] = []
         self._spare = torch.zeros(8, dtype=torch.int64)
         #: An address that may be read, for tensors without elements.
         self.nothing = self._spare.data_ptr()
@@ -83,18 +82,15 @@ class Runtime:
     def convolution(self, *numbers: Any, read: bool = False) -> Convolution:
         """A convolution that may keep its weight in blocks; see ``Convolution`` for the numbers. ``read``:
         the program reads the plain weight too."""
-        backing = None if read else self._backing
-        made = Convolution(self._kernels[FINGERPRINT_NAME], backing, *numbers)
-        self._shared.packed.add(made)
-        self.packed.append(made)
-        return made
+        return Convolution(self._kernels[LOOK_NAME], self._shared, None if read else self._backing, *numbers)
 
     def panels(self, *numbers: Any, read: bool = False) -> Panels:
         """A weight that is kept in panels; see ``Panels`` for the numbers, and above for ``read``."""
-        backing = None if read else self._backing
-        made = Panels(self._kernels[FINGERPRINT_NAME], self._shared, backing, *numbers)
-        self.packed.append(made)
-        return made
+        return Panels(self._kernels[LOOK_NAME], self._shared, None if read else self._backing, *numbers)
+
+    def weights(self, *packers: Packer) -> Weights:
+        """All weights that the program keeps packed."""
+        return Weights(self._kernels[LOOK_NAME], packers)
 
     def arena(self, nbytes: int, old: torch.Tensor | None = None) -> torch.Tensor:
         """Uninitialised bytes, aligned to a cache line: those of an old arena where it is large enough, and
