@@ -304,3 +304,15 @@ def test_lanes_that_do_not_count_are_in_range(name: str) -> None:
         for n in (1, 2, 3, 5, 7, 8, 9, 15, 17, 31, 33) if dynamic else (3, 9, 17):
             i = 7 + torch.arange(n) % 3
             torch.testing.assert_close(f(x, i), TESTED[name](x, i))
+
+
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.int8], ids=str)
+def test_the_compiler_selects_between_a_widened_byte_and_memory(narrow: torch.dtype) -> None:
+    """g++ 12 gives up on the instruction that it would make of them, with AVX-512."""
+
+    def f(m: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.to(torch.int64)
+        return torch.where(m, wide, y), torch.where(m, y, wide), torch.where(m, x.to(torch.int16), y)
+
+    x = torch.arange(-128, 128).to(narrow)
+    check(f, x % 3 == 0, x, torch.arange(256) * 7)

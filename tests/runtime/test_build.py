@@ -162,6 +162,24 @@ def test_compiler_that_crashes(tmp_path: Path) -> None:
     assert "line 80\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("passes", ["-fdisable-rtl-combine", "-O1", "-O0"])
+def test_a_crash_of_the_compiler_costs_passes_and_not_the_kernel(
+    passes: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = find_toolchain()
+    program = tmp_path / "g++"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *{passes}|*stub*) exec {" ".join(real.compiler)} "$@";; esac\n'
+        "echo 'k.cpp:9:1: internal compiler error: in curr_insn_transform' >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    builder = Counting(tmp_path / "cache", find_toolchain(str(program)))
+    with caplog.at_level("WARNING", "hotloop"):
+        assert _ask(builder.build([_answer(11)])[0]) == 11
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert f"crashed on 'answer_11', and compiled it with {passes}" in said
+
+
 def _hanging(folder: Path) -> Toolchain:
     """A compiler that starts a child and never ends."""
     program = folder / "g++"

@@ -157,10 +157,16 @@ template <class R, class V> HL R low_lanes(V v) {  // same bits from lane 0 up, 
     else return (R)v;
 }
 #if defined(__AVX2__) && !defined(__clang__)
+#ifdef __AVX512F__  // g++ 12 merges what half a register is widened to with memory by a mask, and then gives up
+#define HL_UNMERGED(V) asm("" : "+v"(V))
+#else
+#define HL_UNMERGED(V)
+#endif
 #define HL_WIDEN(LANES, FROM, TO, SIGNED, UNSIGNED, REGISTER) \
     if constexpr (W == LANES && sizeof(S) == FROM && sizeof(T) == TO && !is_float<T>) { \
-        auto r = low_lanes<REGISTER>(v); \
-        if constexpr (is_signed<S>) return (R)SIGNED(r); else return (R)UNSIGNED(r); \
+        auto r = low_lanes<REGISTER>(v); R w; \
+        if constexpr (is_signed<S>) w = (R)SIGNED(r); else w = (R)UNSIGNED(r); \
+        HL_UNMERGED(w); return w; \
     } else
 #define HL_WIDEN512(LANES, FROM, TO, SIGNED, UNSIGNED, REGISTER, WIDE) \
     if constexpr (W == LANES && sizeof(S) == FROM && sizeof(T) == TO && !is_float<T>) { \

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -40,6 +41,16 @@ _DISK_FAULTS = (
     "File size limit exceeded",
 )
 _STDERR_LINES = 20
+#: What compilers say of a fault of their own, and g++ of a part of it that was ended.
+_CRASHES = (
+    "internal compiler error",
+    "unable to generate reloads",
+    "submit a full bug report",
+    "submit a bug report",
+    "signal terminated program",
+)
+
+_log = logging.getLogger(__name__)
 
 if sys.platform == "win32":
     _SUFFIX = ".dll"
@@ -261,7 +272,7 @@ class Builder:
                 text.write_text(source.text, encoding="utf-8")
                 stub = self._stub(folder) if self.toolchain.needs_stub else None
                 command = self.toolchain.command(text, output, self.level, stub)
-                return self._made(command, folder, source, output)
+                return self._made_somehow(command, folder, source, output)
         except OSError as error:
             if fallback:
                 raise ToolchainError(
@@ -305,6 +316,22 @@ class Builder:
             command, stub = self.toolchain.stub_command(source, output), Source("libtorch_cpu stand-in", "")
             self.cache.put(key, ".stub", self._made(command, folder, stub, output), stub.name)
         return output
+
+    def _made_somehow(self, command: tuple[str, ...], folder: Path, source: Source, output: Path) -> bytes:
+        """What the compiler makes; where it crashes, with fewer of its passes, which changes no value."""
+        try:
+            return self._made(command, folder, source, output)
+        except _CrashError as error:
+            for flags in self.toolchain.careful_flags:
+                with contextlib.suppress(_CrashError):
+                    data = self._made((*command, *flags), folder, source, output)
+                    _log.warning(
+                        "the C++ compiler crashed on '%s', and compiled it with %s: another version of %s "
+                        "may make it faster",
+                        source.name, " ".join(flags), command[0],
+                    )  # fmt: skip
+                    return data
+            raise error
 
     def _made(self, command: tuple[str, ...], folder: Path, source: Source, output: Path) -> bytes:
         """What a compiler writes into ``output``."""
@@ -372,7 +399,8 @@ class Builder:
                 break
         shown = " ".join(str(kept) if word.endswith(".cpp") and kept else word for word in command)
         last = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-_STDERR_LINES:])
-        return ToolchainError(
+        crashed = status < 0 or any(words in printed for words in _CRASHES)
+        return (_CrashError if crashed else ToolchainError)(
             f"the C++ compiler failed on '{source.name}' (exit status {status})\n"
             f"  command:   {shown}\n  source:    {kept}\n  it printed:\n{last or '    nothing'}",
             hint="if the compiler is too old, set CXX to another (g++ 9, clang 10 or later); "
@@ -397,6 +425,10 @@ def _serial_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_serial_in_child)
+
+
+class _CrashError(ToolchainError):
+    """The compiler met a fault of its own."""
 
 
 class _DiskError(Exception):

@@ -133,6 +133,16 @@ class Toolchain:
             flags += ("-mprefer-vector-width=512",)
         return flags
 
+    @property
+    def careful_flags(self) -> tuple[tuple[str, ...], ...]:
+        """What to add for a source on which the compiler crashes, to be tried in turn.
+
+        Most crashes of g++ come from instructions that its pass "combine" makes of two and cannot allocate.
+        """
+        if self.kind == "cl":
+            return (("/Od",),)
+        return (*([("-fdisable-rtl-combine",)] if self.kind == "gcc" else ()), ("-O1",), ("-O0",))
+
     def link_flags(self, stub: Path | None) -> tuple[str, ...]:
         """The flags after the source: what the library is bound to when it is loaded.
 
