@@ -494,6 +494,7 @@ def parse(made: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
 
 
 def selected(names: Iterable[str], pattern: str) -> list[str]:
-    """The names with one of the comma-separated words of ``pattern``; all for an empty one."""
+    """The names with one of the comma-separated words of ``pattern``; all for an empty one. A word with ``=``
+    before it is a whole name."""
     words = [word for word in pattern.split(",") if word]
-    return [name for name in names if not words or any(word in name for word in words)]
+    return [n for n in names if not words or any(f"={n}" == word or word in n for word in words)]
