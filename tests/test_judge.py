@@ -42,6 +42,32 @@ def test_three_times_eagers_error_fails() -> None:
         judge.assert_as_accurate(good * 1.0003, good * 1.0001, exact)
 
 
+def test_several_runs_of_eager_say_what_rounding_explains() -> None:
+    exact = torch.tensor(2.0, dtype=torch.float64)
+    lucky = torch.tensor(2.0, dtype=torch.bfloat16)
+    asked: list[bool] = []
+
+    def runs() -> list[torch.Tensor]:
+        asked.append(True)
+        return [torch.tensor(value, dtype=torch.bfloat16) for value in (2.0, 2.09375, math.inf, 1.9375)]
+
+    def check(value: float) -> None:
+        got = torch.tensor(value, dtype=torch.bfloat16)
+        judge.assert_as_accurate(
+            [got, got], [lucky, lucky], [exact, exact], runs=lambda: [[r, r] for r in runs()]
+        )
+
+    check(2.015625)
+    assert not asked  # within a unit of the truth
+    for value in (2.09375, 1.90625):
+        check(value)
+    assert len(asked) == 2  # once for all results
+    with pytest.raises(AssertionError, match=r"eager's 9.375e-02, bound 1.094e-01"):
+        check(2.125)
+    with pytest.raises(AssertionError, match="less accurate"):
+        check(math.nan)
+
+
 def test_one_wrong_element_fails_and_is_named() -> None:
     exact, eager = _case()
     wrong = eager.clone()

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
@@ -22,16 +22,20 @@ import torch
 
 from hotloop.backend import Bound, hotloop, link
 from hotloop.codegen.cpp import KernelSource
-from hotloop.compat import DispatchMode, draws_random_numbers
+from hotloop.compat import DispatchMode, draws_random_numbers, tree_map
 from hotloop.config import resolve
 from hotloop.ir.samples import redraw
 from hotloop.runtime.override import read_output_code
 from hotloop.runtime.toolchain import choose_simd
 from hotloop.tools.judge import assert_as_accurate, largest_errors, reference_of, to_float64
+from hotloop.tools.noise import Noise
 
 __all__ = ["compare", "difference", "main", "say_errors"]
 
 Inputs = Callable[[], list[Any]]
+
+#: Runs of eager with noise: enough that one of them has about the error that rounding may have.
+NOISY = 12
 
 
 def main(path: str) -> NoReturn:
@@ -67,27 +71,32 @@ def compare(graph: torch.nn.Module, inputs: Inputs, options: dict[str, Any]) -> 
 
 
 def difference(
-    expected: Sequence[Any], got: Sequence[Any], exact: Callable[[], Sequence[Any]] | None = None
-) -> str | None:
+    expected: Sequence[Any], got: Sequence[Any], exact: Callable[[], Sequence[Any]] | None = None,
+    runs: Callable[[], Sequence[Sequence[Any]]] | None = None,
+) -> str | None:  # fmt: skip
     """What is wrong with a list of results, or None.
 
     Where elements differ by more than ``torch.testing`` allows, ``exact``, the results in float64, decides
-    whether they are less accurate than the expected ones.
+    whether they are less accurate than the expected ones, and than those of other ``runs`` of eager.
     """
-    known: list[Sequence[Any]] = []
-
-    def reference(number: int) -> torch.Tensor:
-        if exact is not None and not known:
-            known.append(exact())
-        found: torch.Tensor = known[0][number]
-        return found
-
+    truth = None if exact is None else cache(exact)
+    others = None if runs is None else cache(runs)
     for number, (e, g) in enumerate(zip(expected, got, strict=True)):
+        reference = None if truth is None else partial(_at, truth, number)
+        own = None if others is None else partial(_each_at, others, number)
         try:
-            assert_as_accurate(g, e, None if exact is None else partial(reference, number), what="")
+            assert_as_accurate(g, e, reference, runs=own, what="")
         except AssertionError as error:
             return f"output {number}{error}"
     return None
+
+
+def _at(results: Callable[[], Sequence[Any]], number: int) -> Any:
+    return results()[number]
+
+
+def _each_at(runs: Callable[[], Sequence[Sequence[Any]]], number: int) -> list[Any]:
+    return [[run[number]] for run in runs()]
 
 
 def say_errors(got: Sequence[Any], expected: Sequence[Any]) -> str:
@@ -139,22 +148,29 @@ def _why_not_comparable(
 
 
 class _Draws(DispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the results of random operators, and gives them again: in float64, PyTorch would draw others."""
+    """Keeps the results of random operators, and gives them again: in float64, PyTorch would draw others.
 
-    def __init__(self) -> None:
+    Arguments:
+        kept: what another one has kept, to be given again.
+        wide: in float64.
+    """
+
+    def __init__(self, kept: _Draws | None = None, wide: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.again = False
-        self._results: deque[Any] = deque()
+        self._again, self._wide = kept is not None, wide
+        self._results: deque[Any] = deque() if kept is None else kept._results.copy()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not draws_random_numbers(func):
             return func(*args, **(kwargs or {}))
-        if not self.again:
+        if not self._again:
             self._results.append(func(*args, **(kwargs or {})))
             return self._results[-1]
         kept = self._results.popleft()
+        if not self._wide:
+            return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, kept)
         if func is torch.ops.aten.native_dropout.default and args[1] < 1:
             return args[0] * kept[1] / (1 - args[1]), kept[1]
         return to_float64(kept)
@@ -177,12 +193,16 @@ def _check(eager: Callable[[list[Any]], Any], call: Callable[[list[Any]], Any], 
     def exact() -> Sequence[Any]:
         asked.append(True)
         own = copy.deepcopy(to_float64(given))
-        draws.again = True
-        with draws:
+        with _Draws(draws, wide=True):
             return [*_flat(reference_of(eager, own)()), *own]
 
+    def noisy(seed: int) -> Sequence[Any]:
+        own = copy.deepcopy(given)
+        with torch.no_grad(), Noise(seed), _Draws(draws):  # the noise draws numbers of its own
+            return [*_flat(eager(own)), *own]
+
     results = [*_flat(expected), *theirs], [*_flat(got), *ours]
-    wrong = difference(*results, exact)
+    wrong = difference(*results, exact, lambda: [noisy(seed) for seed in range(NOISY)])
     good = "as accurate as eager, by the judgement of float64" if asked else "equal to eager"
     _say(f"WRONG, {wrong}" if wrong else f"{good}: {say_errors(results[1], results[0])}")
     _time({"eager": eager, "hotloop": call}, inputs)
