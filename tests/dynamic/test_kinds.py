@@ -7,7 +7,7 @@ results are eager's; as many compiles as the guards need, and no more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -423,3 +423,25 @@ def test_what_a_call_tells_is_known_before_it_is_used(data_dependent: None) -> N
     for n in (4, 6, 3):
         x = torch.randn(n, 5)
         torch.testing.assert_close(g(x), fn(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.nn.functional.max_pool1d(x.relu(), 3, 2, 1),
+        lambda x: x[..., 1::2] * 3 + x[..., ::2][..., : x.shape[-1] // 2],
+        lambda x: x.flip(-1) - x,
+        lambda x: x.repeat_interleave(2, -1).relu(),
+        lambda x: x[..., ::3].add_(1).sum(-1) + x.sum(-1),
+    ],
+    ids=["pool", "strides", "flip", "repeat", "written"],
+)
+def test_the_last_vector_of_a_row_of_any_length(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where it cannot be partly filled it overlaps the one before, unless the loop reads what it writes."""
+    torch.compiler.reset()
+    f = torch.compile(fn, backend="hotloop", dynamic=True)
+    for n in (*range(2, 40), 63, 64, 65, 66, 127, 129):
+        x = torch.randn(3, n)
+        ours, eager = x.clone(), x.clone()
+        torch.testing.assert_close(f(ours), fn(eager))
+        assert torch.equal(ours, eager)

@@ -729,10 +729,11 @@ class StatementPrinter:
     def _variable_trip(self, s: Loop, groups: int, masked: bool) -> None:
         v, w, name = self.values, self.width, s.var.name
         end = self.values.fresh(f"{name}_end")
+        start = v.index().scalar(s.start).text
         self.writer.open("")
         self.writer.line(f"const i64 {end} = {v.index().scalar(s.stop).text};")
-        self.writer.line(f"i64 {name} = {v.index().scalar(s.start).text};")
-        most = _most(s)
+        self.writer.line(f"i64 {name} = {start};")
+        most = longest = _most(s)
         for count in dict.fromkeys((groups, 1)):
             step = count * w
             self._vectors(s, count, None, f"{end} - {step - 1}", most // step)
@@ -742,6 +743,14 @@ class StatementPrinter:
             self._last_vector(s, f"{end} - {name}")
             self.writer.close()
         else:
+            if longest > w > 1 and self._repeatable(s):  # the last vector takes elements that were done
+                at_start = "" if start == "0" else f" - {start}"
+                self.writer.open(f"if ({name} < {end} && {end}{at_start} >= {w})")
+                self.writer.line(f"{name} = {end} - {w};")
+                v.set_lanes(Lanes(w, s.var))
+                self.body(s.body)
+                self.writer.line(f"{name} = {end};")
+                self.writer.close()
             self._elements(s, "", end)
         self.writer.close()
 
