@@ -225,6 +225,10 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest(monkeypatch: py
     _warn_of_unknown_variables.cache_clear()
     with pytest.warns(RuntimeWarning, match="HOTLOOP_CPP_SMID.*did you mean 'HOTLOOP_CPP_SIMD'"):
         resolve()
+    monkeypatch.setenv("HOTLOOP_FOO", "1")  # HOTLOOP_ alone makes nothing similar
+    _warn_of_unknown_variables.cache_clear()
+    with pytest.warns(RuntimeWarning, match="'HOTLOOP_FOO'; valid: HOTLOOP_.*HOTLOOP_UNFUSED"):
+        resolve()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resolve()  # once a process

@@ -38,6 +38,16 @@ def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         assert line.startswith("skip") and line.endswith("skipped (no compiler)")
 
 
+def test_a_compiler_that_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("BAD   compiler  /bin/false compiles no function") and "set CXX" in lines[0]
+    assert all(lines[k].startswith("skip") for k in (1, 5))
+
+
 def test_a_cache_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with hotloop.config.patch(cache_dir=str(tmp_path / "file")):

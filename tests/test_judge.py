@@ -116,6 +116,17 @@ def test_shape_dtype_stride_and_number_must_match() -> None:
         judge.assert_as_accurate(value.t().contiguous().t(), value, check_stride=True)
 
 
+def test_sparse_tensors_are_compared_by_their_elements() -> None:
+    at = torch.tensor([[0, 2, 2], [1, 0, 0]])
+    want = torch.sparse_coo_tensor(at, torch.tensor([1.0, 2.0, 3.0]), (3, 3))
+    judge.assert_as_accurate(want.coalesce(), want)
+    other = torch.sparse_coo_tensor(at, torch.tensor([1.0, 2.0, 3.5]), (3, 3))
+    for wrong in (other, want.to_dense()):
+        with pytest.raises(AssertionError):
+            judge.assert_as_accurate(wrong, want, want.to_dense().double())
+    assert largest_errors([other], [want]) == (0.5, 0.1)
+
+
 def test_integers_and_booleans_must_be_equal() -> None:
     judge.assert_as_accurate(torch.arange(4), torch.arange(4))
     with pytest.raises(AssertionError):
@@ -146,7 +157,8 @@ def test_the_largest_errors_are_found_element_by_element() -> None:
     want = [torch.tensor([1.0, 100.0, 0.0, math.nan, math.inf]), torch.tensor([3, 4]), 7, torch.empty(0)]
     assert largest_errors(want, want) == (0.0, 0.0)
     got = [torch.tensor([1.5, 101.0, 0.25, math.nan, math.inf]), torch.tensor([3, 4]), 7, torch.empty(0)]
-    assert largest_errors(got, want) == (1.0, 0.5)
+    assert largest_errors(got, want) == (1.0, 0.01)
+    assert largest_errors([torch.tensor([2e-9, 4.0])], [torch.tensor([1e-9, 4.0])])[1] < 1e-9
     assert largest_errors([torch.tensor([0.25])], [torch.tensor([0.0])]) == (0.25, 0.0)
     assert largest_errors([torch.tensor([math.nan])], [torch.tensor([1.0])]) == (math.inf, math.inf)
     assert largest_errors([torch.tensor([-math.inf])], [torch.tensor([math.inf])])[0] == math.inf

@@ -189,6 +189,10 @@ def embed(w: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.embedding(i, w).bfloat16()[::2].cumsum(0)
 
 
+def look_up(w: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(i, w, sparse=True) * 2
+
+
 def branch(x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
 
@@ -218,6 +222,10 @@ KINDS: dict[str, tuple[Callable[[], Made], int]] = {
     "net": (lambda: (Net(), [torch.randn(2, 3, 8, 8)]), 2),
     "write": (lambda: (write, [torch.randn(4, 6).t()]), 1),
     "embed": (lambda: (embed, [torch.randn(9, 4, requires_grad=True), torch.tensor([1, 7, 7])]), 2),
+    "a sparse gradient": (
+        lambda: (look_up, [torch.randn(9, 4, requires_grad=True), torch.tensor([1, 7, 7])]),
+        2,
+    ),
     "branch": (lambda: (branch, [torch.randn(5)]), 3),
     "layer": (lambda: (Layer(torch.float32, 0.0), text()), 2),
     "low precision and dropout": (lambda: (Layer(torch.bfloat16, 0.2), text()), 2),
@@ -342,6 +350,22 @@ def test_the_file_changed_last_counts_and_a_broken_one_says_so(tmp_path: Path) -
     found = find_override(str(tmp_path), key)
     assert found is not None and found.path == folder / "output_code.py"
     assert find_override(str(tmp_path), "0" * 16) is None
+
+
+def test_an_edited_file_that_does_not_compile_says_whose_it_is(tmp_path: Path) -> None:
+    file = dump(tmp_path) / "output_code.py"
+    code = file.read_text()
+    file.write_text(code.replace("+ 1.0f", "+ one"))
+    torch._dynamo.reset()
+    with (
+        hotloop.config.patch(override_dir=str(tmp_path)),
+        pytest.warns(RuntimeWarning, match="takes"),
+        pytest.raises(CompileError) as found,
+    ):
+        torch.compile(model, backend="hotloop")(*arguments())
+    text = str(found.value)
+    assert f"{file} does not compile" in text and "HOTLOOP_OVERRIDE" in text and "one" in text
+    assert "please report" not in text
 
 
 def test_a_folder_without_sources_is_an_error(tmp_path: Path) -> None:

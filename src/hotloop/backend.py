@@ -254,11 +254,13 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
     threads = config.cpp.threads or torch.get_num_threads()
     level = choose_simd(config.cpp.simd)
     openmp = _openmp(config.cpp.cxx)
+    fills = compat.fills_new_memory()
     with Log(config, graph_id=number, kind=kind) as log, _reported(log), _stage("compile"):  # type: ignore[arg-type]
         name = log.name
         lasting = [k for k, n in enumerate(_inputs_of(gm)) if n.meta.get("lasting")]
         settings = {
-            "level": level, "threads": str(threads), "openmp": str(openmp), "lasting": str(lasting)
+            "level": level, "threads": str(threads), "openmp": str(openmp), "lasting": str(lasting),
+            "fills memory": str(fills),
         }  # fmt: skip
         if symbolic:
             settings["symbols"] = describe_symbols(gm)
@@ -272,6 +274,8 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         log.stage("fx_graph_runnable", lambda: print_runnable(gm, name, config.changed()))
         log.stage("fx_graph_readable", lambda: gm.print_readable(print_output=False))
         with _stage("graph"):
+            if fills:
+                passes.fill_uninitialised(gm)
             gm = passes.run(gm, config, log)
             packs = _packs_products(config)
             if packs:
@@ -300,6 +304,7 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
         log.stage("output_code", lambda: print_output_code(program, functions, host, name, level))
         for f in functions:
             log.artifact("kernel_code", partial(str, f.text))
+        edited = None
         if config.override_dir is not None:
             edited = find_override(config.override_dir, graph_key(program))
             if edited is not None:
@@ -309,7 +314,12 @@ def _compile(gm: torch.fx.GraphModule, kind: str, config: Config, symbolic: bool
             texts = [(f.symbol, f.text, sorted(f.needs)) for f in functions]
             graph_cache.save(_cache_of(config), *key, gm, host, texts, plan.program.constants)
         bound = Bound(name, plan.program.constants, objects, log.number, otherwise)
-        call = link(functions, host, bound, level, config)
+        try:
+            call = link(functions, host, bound, level, config)
+        except ToolchainError as error:
+            if edited is None:
+                raise
+            raise edited.does_not_compile(error) from error
         write = log.later("inputs.json")
         return call if write is None else _describing(call, write)
 

@@ -280,6 +280,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
 
+def fills_new_memory() -> bool:
+    """Whether eager fills memory that nobody wrote with NaN or the largest integer, as determinism wants it.
+
+    torch 2.11 to 2.14: `torch.utils.deterministic.fill_uninitialized_memory`.
+    """
+    fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return fills and torch.are_deterministic_algorithms_enabled()
+
+
 def draws_random_numbers(target: Any) -> bool:
     """Whether an operator's result depends on a generator's state, or a higher-order one's may.
 

@@ -499,10 +499,10 @@ MODES: Mapping[str, Mapping[str, object]] = types.MappingProxyType(
 def _warn_of_unknown_variables() -> None:
     """Variables named HOTLOOP_ that no option has: a warning, since another program may mean something by
     them."""
-    known = {variable for option in options().values() for variable in option.env}
+    known = {v for option in options().values() for v in option.env if v.startswith("HOTLOOP_")}
     for variable in sorted(os.environ):
         if variable.startswith("HOTLOOP_") and variable not in known:
-            error = unknown_name("environment variable", variable, known)
+            error = unknown_name("environment variable", variable, known, prefix="HOTLOOP_")
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 

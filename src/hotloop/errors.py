@@ -147,14 +147,18 @@ _TOOLCHAIN_HINT = (
 )
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> OptionError:
-    """The error for an unknown name, with the nearest valid one: `unknown_name("mode", "fast", MODES)`."""
-    names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+def unknown_name(kind: str, name: str, valid: Iterable[str], prefix: str = "") -> OptionError:
+    """The error for an unknown name, with the nearest valid one: `unknown_name("mode", "fast", MODES)`.
+
+    `prefix`: what `name` and all valid names begin with, which makes none of them similar to another.
+    """
+    own, names = name.removeprefix(prefix), sorted(n.removeprefix(prefix) for n in valid)
+    near = difflib.get_close_matches(own, names, n=1, cutoff=0.5)
     if not near:
         # "simd" is meant as "cpp.simd", and "autotuning" as "trace.log_autotuning_results".
-        near = [candidate for candidate in names if name and name in candidate][:1]
-    help_ = f"did you mean '{near[0]}'?" if near else "valid: " + ", ".join(names)
+        near = [candidate for candidate in names if own and own in candidate][:1]
+    listed = ", ".join(prefix + n for n in names)
+    help_ = f"did you mean '{prefix}{near[0]}'?" if near else f"valid: {listed}"
     return OptionError(f"hotloop has no {kind} '{name}'; {help_}")
 
 

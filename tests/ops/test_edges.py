@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hotloop
 from against_eager import Function, check
 
 F = torch.nn.functional
@@ -138,6 +139,46 @@ def test_sizes_around_vectors(dtype: torch.dtype) -> None:
     for n in (1, 7, 8, 9, 15, 17, 31, 33, 63, 65):
         torch._dynamo.reset()
         check(fn, (torch.randn(5, n) * 9).to(dtype), (torch.randn(5, n) * 9).to(dtype))
+
+
+def unwritten(x: Tensor) -> list[Tensor]:
+    dtypes = (
+        torch.bool,
+        torch.uint8,
+        torch.int64,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.uint16,
+    )
+    made = [torch.empty(3, 5, dtype=dtype) for dtype in dtypes]
+    strided = torch.empty_strided((3, 4), (1, 3)), torch.empty_strided((3, 4), (9, 2))
+    like = torch.empty_like(x), x.new_empty(7), x.new_empty_strided((2, 2), (1, 2))
+    return [*made, *strided, *like, torch.empty(4) + x[0]]
+
+
+def test_memory_that_nobody_wrote_is_filled_where_the_user_asks_for_that() -> None:
+    x = torch.randn(3, 4).t().contiguous().t()
+    before = torch.are_deterministic_algorithms_enabled()
+
+    def compiled() -> list[Tensor]:
+        torch._dynamo.reset()
+        with hotloop.config.patch(check=False):  # so that graphs are kept
+            made: list[Tensor] = torch.compile(unwritten, backend="hotloop")(x)
+        return made
+
+    try:
+        for fills in (False, True, False, True):
+            torch.use_deterministic_algorithms(fills)
+            got, want = compiled(), unwritten(x)
+            assert [(g.dtype, g.shape, g.stride()) for g in got] == [
+                (w.dtype, w.shape, w.stride()) for w in want
+            ]
+            if fills:
+                for g, w in zip(got, want, strict=True):
+                    torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 _NUMBERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32]

@@ -10,6 +10,7 @@ The next file is ``patterns.py``, whose replacements come after these passes, an
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -21,10 +22,10 @@ from hotloop.compat import OpOverload, is_pure, real_tensors, returns_alias, sam
 from hotloop.config import Config
 from hotloop.dumps import Log
 
-from .nodes import base_of, memory_that_leaves, replace, same_metadata, tensor_of
+from .nodes import base_of, call, memory_that_leaves, replace, same_metadata, tensor_of
 from .patterns import fuse_attention
 
-__all__ = ["PASSES", "clean", "run"]
+__all__ = ["PASSES", "clean", "fill_uninitialised", "run"]
 
 aten = torch.ops.aten
 
@@ -46,6 +47,35 @@ def clean(gm: GraphModule) -> GraphModule:
     if changed:
         gm.recompile()
     return gm
+
+
+# --- what a mode of PyTorch asks for ------------------------------------------------------------------------
+
+
+def fill_uninitialised(gm: GraphModule) -> bool:
+    """Give tensors without values those of ``torch.use_deterministic_algorithms``: NaN, or the largest
+    integer."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        val = tensor_of(node)
+        if val is None or node.target not in _UNINITIALISED:
+            continue
+        inexact = val.is_floating_point() or val.is_complex()
+        largest = True if val.dtype is torch.bool else None if inexact else torch.iinfo(val.dtype).max
+        with gm.graph.inserting_after(node):
+            filled = call(node, aten.fill.Scalar, node, math.nan if largest is None else largest)
+        if not same_metadata(val, filled.meta["val"]):  # strides with gaps: PyTorch allocates, and fills
+            gm.graph.erase_node(filled)
+            continue
+        node.replace_all_uses_with(filled, delete_user_cb=lambda user, own=filled: user is not own)
+        changed = True
+    return changed
+
+
+_UNINITIALISED = {
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+    aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
+}  # fmt: skip
 
 
 # --- the passes ---------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.codegen.cpp import KernelSource, function_source, parameter_count
-from hotloop.errors import CompileError, OptionError
+from hotloop.errors import CompileError, OptionError, ToolchainError
+
+_HINT = "mend the file, or unset HOTLOOP_OVERRIDE"
 
 __all__ = ["Edited", "find_override", "read_output_code"]
 
@@ -27,6 +29,11 @@ class Edited:
     level: str
     functions: tuple[KernelSource, ...]
     host: str
+
+    def does_not_compile(self, error: ToolchainError) -> CompileError:
+        """The error for what the compiler says of the edited functions."""
+        message = f"{self.path} does not compile: {error.message}"
+        return CompileError(message, stage="override", hint=_HINT)
 
 
 def find_override(folder: str | None, key: str) -> Edited | None:
@@ -60,5 +67,4 @@ def read_output_code(path: Path) -> Edited:
         return Edited(path, names["graph"], names["simd"], functions, text)
     except Exception as error:  # whatever an edited file does
         message = f"{path} cannot be used: {type(error).__name__}: {error}"
-        hint = "mend the file, or unset HOTLOOP_OVERRIDE"
-        raise CompileError(message, stage="override", hint=hint) from error
+        raise CompileError(message, stage="override", hint=_HINT) from error

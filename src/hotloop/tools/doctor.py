@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import torch
 
 from hotloop import config
 from hotloop.backend import hotloop
+from hotloop.codegen.cpp import function_source, unit_text
 from hotloop.config import resolve
-from hotloop.errors import HotloopError
+from hotloop.errors import HotloopError, ToolchainError
+from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache, format_bytes
 from hotloop.runtime.toolchain import choose_simd, detect_simd, find_toolchain
 from hotloop.tools.replay import say_errors
@@ -29,6 +32,11 @@ __all__ = ["Finding", "examine"]
 
 #: Less free disk than this is worth a word.
 ROOM = 256 << 20
+
+_NOTHING = Source(
+    "doctor",
+    unit_text([function_source("hotloop_doctor", 'extern "C" i64 hotloop_doctor() { return 0; }')]),
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,17 @@ def _name(check: Callable[[], Finding]) -> str:
 
 def _compiler() -> Finding:
     toolchain = find_toolchain(config.cpp.cxx)
-    return Finding("compiler", f"{' '.join(toolchain.compiler)} ({toolchain.kind})")
+    command = " ".join(toolchain.compiler)
+    with tempfile.TemporaryDirectory(prefix="hotloop-doctor-") as folder:
+        try:
+            Builder(toolchain, Cache(Path(folder)), 1, choose_simd(config.cpp.simd)).build([_NOTHING])
+        except ToolchainError as error:
+            last = error.message.strip().splitlines()[-1].strip()
+            found = f"{command} compiles no function that does nothing (it printed: {last})"
+            return Finding(
+                "compiler", found, "set CXX to another compiler (g++ 9, clang 10 or later), or unset it"
+            )
+    return Finding("compiler", f"{command} ({toolchain.kind})")
 
 
 def _openmp() -> Finding:

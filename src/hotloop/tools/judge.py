@@ -149,12 +149,13 @@ def assert_as_accurate(
             assert type(got) is type(want) and got == want, f"{label}: {got!r} where eager has {want!r}"
             continue
         _check_form(got, want, check_stride, label)
+        got, want = _dense(got), _dense(want)
         far = _far_from_eager(got, want)
         if not bool(far.any()):
             continue
         if references is None and reference64 is not None:
             references = _as_list(reference64() if callable(reference64) else reference64)
-        truth = None if references is None else references[position]
+        truth = None if references is None else _dense(references[position])
         others = None if runs is None else partial(_others, runs, known, position)
         _judge(got, want, truth, far, per_element, label, others)
 
@@ -162,29 +163,33 @@ def assert_as_accurate(
 def largest_errors(actual: Sequence[Any], expected: Sequence[Any]) -> tuple[float, float]:
     """The largest absolute and the largest relative difference of two lists of results.
 
-    An element is relative to what was expected, one that is expected to be zero counts in the absolute error
-    alone. Where both are NaN, or the same infinity, the difference is 0; where one is, it is infinite.
+    A difference is relative to the largest element that was expected in its tensor: next to nothing may be
+    twice as much. Where both are NaN, or the same infinity, it is 0; where one is, it is infinite.
     """
     absolute = relative = 0.0
     for got, want in zip(actual, expected, strict=True):
         if not isinstance(want, torch.Tensor) or want.numel() == 0:
             continue
-        a, e = _wide(got), _wide(want)
+        a, e = _wide(_dense(got)), _wide(_dense(want))
         same = a.eq(e) | (a.isnan() & e.isnan())
         error = (a - e).abs().masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
-        size = e.abs()
-        ratio = torch.where(error.eq(0) | size.eq(0), 0.0, error / size).nan_to_num(
-            nan=float("inf"), posinf=float("inf")
-        )
-        absolute, relative = max(absolute, float(error.amax())), max(relative, float(ratio.amax()))
+        worst, size = float(error.amax()), float(torch.where(e.isfinite(), e.abs(), 0.0).amax())
+        absolute, relative = max(absolute, worst), max(relative, worst / size if size else 0.0)
     return absolute, relative
+
+
+def _dense(value: Any) -> Any:
+    """A sparse tensor with all its elements; anything else as it is."""
+    return (
+        value.to_dense() if isinstance(value, torch.Tensor) and value.layout is not torch.strided else value
+    )
 
 
 def _others(runs: Runs, known: list[list[Any]], position: int) -> list[Any]:
     """The results at a position in other runs of eager, which run once: ``known`` keeps them."""
     if not known:
         known.extend(_as_list(run) for run in runs())
-    return [run[position] for run in known]
+    return [_dense(run[position]) for run in known]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -194,6 +199,7 @@ def _as_list(value: Any) -> list[Any]:
 def _check_form(got: Any, want: torch.Tensor, check_stride: bool, label: str) -> None:
     assert isinstance(got, torch.Tensor), f"{label}: {type(got).__name__} where eager has a tensor"
     assert got.shape == want.shape, f"{label}: shape {tuple(got.shape)} where eager has {tuple(want.shape)}"
+    assert got.layout == want.layout, f"{label}: {got.layout} where eager has {want.layout}"
     assert got.dtype == want.dtype, f"{label}: dtype {got.dtype} where eager has {want.dtype}"
     if check_stride and want.numel() > 0:
         significant = [dim for dim, size in enumerate(want.shape) if size > 1]

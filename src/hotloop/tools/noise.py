@@ -35,7 +35,7 @@ class Noise(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, t: Tensor, size: Tensor, units: float) -> Tensor:
         """Up to so many last places of a number of that size; the same wherever t shows one place twice."""
-        if not t.is_floating_point() or not t.numel():
+        if not t.is_floating_point() or not t.numel() or t.layout is not torch.strided:
             return t
         places = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())
         t_once, size = t[places], size[places]
