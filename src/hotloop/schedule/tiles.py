@@ -32,6 +32,17 @@ WIDENING_ROWS = 320
 #: Bytes of rows that stay in the L2 cache beside a panel and what is written.
 KEPT_ROWS = 1 << 20
 
+#: Each thread has rows of its own where a product has at most so many columns for a row of the left operand:
+#: what it reads, writes and reads again in the next product stays in its L2 cache, which pays for a weight
+#: that all threads read. Two threads, pairs of products from D to H to D columns, Gflop/s: 1024 rows, D 128,
+#: H 512, 300 for 245; 1024, 768, 3072, 316 for 298; 128, 128, 512, 255 for 232; 128, 768, 768, 307 for 311;
+#: 128, 768, 3072, 292 for 308.
+OWNED = 5
+#: A block has at least so many then, or reading panels takes too long: 128, 768, 768, in blocks of 32, 292.
+LEAST_OWNED = 48
+#: How much more than its share a thread may have to do.
+UNEVEN = 1.02
+
 #: Where the number of rows varies, a block has at least so many.
 USUAL_ROWS = 64
 #: A slice of the terms has at least so many: fewer are summed before another thread has begun.
@@ -57,10 +68,11 @@ TILES: Mapping[str, tuple[int, tuple[tuple[int, int, float], ...]]] = {
 @dataclass(frozen=True)
 class Tiling:
     """How a product is cut up: ``height`` rows by ``width`` columns are summed in registers at once, and
-    ``rows`` rows share a block, ``rest`` of the last one in no whole tile (``None``: not known).
+    ``rows`` rows share a block, ``rest`` of the last one, or of all, in no whole tile (``None``: not known).
     ``multiple``: a panel's rows are filled up with zeros to a multiple of so many. ``rows_first``: a block
-    goes through all panels, so that its rows stay in the L2 cache. ``slices``: so many parts of the terms are
-    summed apart, by threads that would have nothing to do, and then added up.
+    goes through all panels, and threads have as many blocks each, so that rows stay in their L2 caches.
+    ``slices``: so many parts of the terms are summed apart, by threads that would have nothing to do, and then
+    added up.
     """
 
     height: int
@@ -101,11 +113,25 @@ def tilings(
         if isinstance(m, int):
             idle = min(threads // (blocks * panel_count(n, tile.width)), k // SLICE_TERMS)
             found[-1] = replace(found[-1], slices=-(-k // slice_terms(k, max(1, idle))))
-        kept = max(1, KEPT_ROWS // (left.itemsize * k * height))
-        blocks = -(-max(fewest, -(-tiles // kept)) // threads) * threads  # as many for each thread
-        if isinstance(m, int) and 1 < blocks <= tiles:
-            found.append(replace(found[-1], rows=-(-tiles // blocks) * height, rows_first=True))
+        owned = _owned(tile, m, k * left.itemsize, threads) if isinstance(m, int) else None
+        if owned is not None:
+            found.insert(len(found) - (n <= OWNED * rows and owned.rows >= LEAST_OWNED), owned)
     return found
+
+
+def _owned(tile: Tiling, m: int, row_bytes: int, threads: int) -> Tiling | None:
+    """The tile in blocks of which every thread has as many, each for all panels, or ``None``."""
+    kept = max(1, KEPT_ROWS // row_bytes)
+    share = -(-m // threads)
+    blocks = threads * -(-share // min(BLOCK_ROWS, kept))
+    if m < blocks * tile.height or blocks == 1:
+        return None
+    rows = -(-m // blocks)
+    if m % blocks:
+        rows = -(-rows // tile.height) * tile.height  # the last block alone has a rest
+    if -(-m // rows) != blocks or rows * blocks > m * UNEVEN:
+        return None
+    return replace(tile, rows=rows, rest=(rows if m % rows == 0 else m) % tile.height, rows_first=True)
 
 
 def slice_terms(k: int, slices: int) -> int:
