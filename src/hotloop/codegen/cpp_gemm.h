@@ -160,6 +160,149 @@ static inline void multiply(const L* left, i64 stride, i64 rows, const T* panel,
     }
 }
 
+// @section attend needs: multiply, reduce, exp
+// Rows of numbers, `stride` apart.
+struct rows_of { const f32* at; i64 stride; };
+// Lane i of vector j and lane j of vector i change places.
+template <int W> HL void transpose(vec<f32, W>* row) {
+#ifdef __clang__
+    f32 all[W][W];
+    for (int i = 0; i < W; i++) store<W>(all[i], row[i]);
+    for (int i = 0; i < W; i++) for (int j = 0; j < W; j++) row[i][j] = all[j][i];
+#else
+#pragma GCC unroll 4
+    for (int step = 1; step < W; step *= 2) {
+        vec<i32, W> even, odd;
+        for (int k = 0; k < W; k++) even[k] = k & step ? W + k - step : k, odd[k] = k & step ? W + k : k + step;
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++)
+            if (!(i & step)) {
+                vec<f32, W> first = row[i], second = row[i + step];
+                row[i] = __builtin_shuffle(first, second, even), row[i + step] = __builtin_shuffle(first, second, odd);
+            }
+    }
+#endif
+}
+// Panels of C columns, each a row of `rows`, with zeros in columns that have none: element (k, c) of the first panel is
+// rows(c, k).
+template <int C> static inline void pack_columns(rows_of rows, i64 count, i64 depth, f32* to) {
+    constexpr int W = HL_TILE_LANES;
+    for (i64 first = 0; first < count; first += C, to += C * depth)
+        for (i64 c = 0; c < C; c += W) {
+            const f32* from = rows.at + rows.stride * (first + c);
+            i64 there = count - first - c, k = 0;
+            if (there >= W)
+                for (; k + W <= depth; k += W) {
+                    vec<f32, W> part[W];
+#pragma GCC unroll 16
+                    for (int i = 0; i < W; i++) part[i] = load<W>(from + rows.stride * i + k);
+                    transpose<W>(part);
+#pragma GCC unroll 16
+                    for (int i = 0; i < W; i++) store<W>(to + C * (k + i) + c, part[i]);
+                }
+            for (; k < depth; k++)
+                for (i64 i = 0; i < W; i++) to[C * k + c + i] = i < there ? from[rows.stride * i + k] : 0;
+        }
+}
+// Panels of C of the columns of `rows`, with zeros in columns that are none; there are whole vectors of columns.
+template <int C> static inline void pack_rows(rows_of rows, i64 count, i64 columns, f32* to) {
+    constexpr int W = HL_TILE_LANES;
+    typedef vec<f32, W> V;
+    for (i64 first = 0; first < columns; first += C)
+        for (i64 k = 0; k < count; k++, to += C)
+#pragma GCC unroll 16
+            for (i64 c = 0; c < C; c += W)
+                store<W>(to + c, first + c < columns ? load<W>(rows.at + rows.stride * k + first + c) : splat<V>(0.0f));
+}
+// e^x for x <= 0, and 0 where that is less than 2^-126; NaN stays. A third of exp's time, and as accurate.
+template <class V> HL V exp_below(V x) {
+    x = greater(splat<V>(-88), x);
+    V t = fma(x, splat<V>(0x1.715476p+0f), splat<V>(rounder + 127)), n = t - (rounder + 127);
+    V r = fma(n, splat<V>(-0x1.62e430p-1f), x);
+    r = fma(n, splat<V>(0x1.05c610p-29f), r);
+    V p = poly(r, 1.0f, 1.0f, 0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558b6p-5f, 0x1.1239a2p-7f, 0x1.6a4744p-10f);
+    return p * bitcast<f32>(bitcast<u32>(t) << 23);
+}
+// The first `seen` of a row's `keys` scores, C of them every `pitch`, become the numerators of their softmax, the others 0.
+// Gives what they add up to.
+template <int C, bool MASKED>
+static inline f32 weigh(f32* row, i64 pitch, i64 keys, i64 seen, const f32* mask, f32 scale) {
+    constexpr int W = HL_TILE_LANES;
+    typedef vec<f32, W> V;
+    const V lowest = splat<V>(-__builtin_inff());
+    V most = lowest, sum = splat<V>(0.0f);
+    auto each = [&](auto visit) __attribute__((always_inline)) {
+        for (i64 first = 0; first < seen; first += C) {
+            f32* part = row + first / C * pitch;
+#pragma GCC unroll 16
+            for (int c = 0; c < C; c += W)
+                if (first + c < seen) visit(part + c, first + c);
+        }
+    };
+    each([&](f32* at, i64 k) __attribute__((always_inline)) {
+        V score = load<W>(at) * scale;
+        if (k + W > seen) {
+            if constexpr (MASKED) score = score + load_partial<W>(mask + k, seen - k);
+            score = select(mask_first<W>(seen - k), score, lowest);
+        } else if constexpr (MASKED) score = score + load<W>(mask + k);
+        most = greater(most, score);
+        store<W>(at, score);
+    });
+    f32 greatest = hmax(most);  // NaN makes the sum NaN, whether it is seen here or not
+    const bool none = greatest == -__builtin_inff();
+    if (none) {  // as eager, no weights, unless a score is NaN
+        bool nan = false;
+        each([&](f32* at, i64) { for (int i = 0; i < W; i++) nan |= at[i] != at[i]; });
+        sum = splat<V>(nan ? __builtin_nanf("") : 1.0f / W);
+    } else
+        each([&](f32* at, i64) __attribute__((always_inline)) {
+            V weight = exp_below(load<W>(at) - greatest);
+            sum = sum + weight;
+            store<W>(at, weight);
+        });
+    for (i64 k = none ? 0 : (seen + W - 1) / W * W; k < keys; k += W) store<W>(row + k / C * pitch + k % C, splat<V>(0.0f));
+    return hsum(sum);
+}
+// Attention of `rows` queries, the first of which is number `from`, to the keys of one head; see ir/kernel.py. R x C
+// scores are summed at once, and S x T sums of values. A block of BLOCK rows has all its scores in memory: panels of
+// keys, BLOCK rows of C each.
+template <int R, int C, int S, int T, int BLOCK, bool CAUSAL, bool MASKED>
+static inline void attend(rows_of query, rows_of key, rows_of value, rows_of mask, i64 from, i64 rows, i64 keys, i64 depth, i64 columns, f32 scale, f32* work, f32* tile) {
+    constexpr int W = HL_TILE_LANES;
+    i64 panels = (keys + C - 1) / C;
+    f32* const right = work;
+    f32* const values = right + panels * C * depth;
+    f32* const scores = values + (columns + T - 1) / T * T * keys;
+    f32* const sums = scores + panels * C * BLOCK;
+    pack_columns<C>(key, keys, depth, right);
+    pack_rows<T>(value, keys, columns, values);
+    f32 inverse[BLOCK];
+    for (i64 first = 0; first < rows; first += BLOCK) {
+        i64 count = rows - first < BLOCK ? rows - first : BLOCK;
+        i64 seen = CAUSAL && from + first + count < keys ? from + first + count : keys;
+        ahead none = {nullptr, 0, query.at + query.stride * first};
+        for (i64 p = 0; p * C < seen; p++)
+            each_tile<R, C, -1>(count, [&](i64 row, auto height) __attribute__((always_inline)) {
+                multiply_tile<decltype(height)::value, C, false>(
+                    query.at + query.stride * (first + row), query.stride, right + p * C * depth, depth, scores + C * (BLOCK * p + row), false, none);
+            });
+        for (i64 row = 0; row < count; row++)
+            inverse[row] = 1 / weigh<C, MASKED>(scores + C * row, C * BLOCK, seen, CAUSAL && from + first + row < seen ? from + first + row + 1 : seen,
+                                               MASKED ? mask.at + mask.stride * (first + row) : nullptr, scale);
+        none.left = scores;
+        for (i64 t = 0; t * T < columns; t++) {
+            each_tile<S, T, -1>(count, [&](i64 row, auto height) __attribute__((always_inline)) {
+                for (i64 k = 0; k < seen; k += C)
+                    multiply_tile<decltype(height)::value, T, false>(
+                        scores + BLOCK * k + C * row, C, values + T * (t * keys + k), seen - k < C ? seen - k : C, sums + T * row, k, none);
+            });
+            for (i64 row = 0; row < count; row++)
+                for (i64 c = 0; c < T && t * T + c < columns; c += W)
+                    store<W>(tile + columns * (first + row) + t * T + c, load<W>(sums + T * row + c) * inverse[row]);
+        }
+    }
+}
+
 // @section multiply_dot needs: multiply
 // The same for bf16 by AVX512-BF16: two terms an instruction, which takes subnormal numbers for zeros.
 HL vec<f32, 16> dot_pairs(vec<f32, 16> sum, vec<u32, 16> a, vec<u32, 16> b) {

@@ -29,6 +29,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import (
     Accumulate,
+    Attend,
     Init,
     Kernel,
     Let,
@@ -44,7 +45,7 @@ from hotloop.ir.kernel import (
 from .cpp_accumulators import Accumulator, neutral, update
 from .cpp_expr import DIVISIONS, ExprPrinter, Frame, Lanes, Local
 from .cpp_index import fits_32_bits
-from .cpp_writer import ADD, Code, Writer, vector_type
+from .cpp_writer import ADD, Code, Writer, literal, vector_type
 
 __all__ = ["BATCH_NAMES", "StatementPrinter"]
 
@@ -180,6 +181,8 @@ class StatementPrinter:
                 heaps += self._scratch(s)
             elif isinstance(s, Multiply):
                 self._multiply(s)
+            elif isinstance(s, Attend):
+                self._attend(s)
             else:
                 self._in_each_vector(s)
             for name in ends.get(k, ()):
@@ -248,10 +251,25 @@ class StatementPrinter:
         self.writer.line(f"{name}* const {s.name} = ({name}*)__builtin_malloc({s.size * s.dtype.itemsize});")
         return [f"__builtin_free({s.name});"]
 
+    def _place(self, buffer: str, at: Index) -> str:
+        """The address of an element."""
+        position = self.values.index().scalar(at).at(ADD)
+        return buffer if position == "0" else f"{buffer} + {position}"
+
+    def _attend(self, s: Attend) -> None:
+        (height, width), (rows_at_once, columns) = s.scores, s.sums
+        shape = f"{height}, {width}, {rows_at_once}, {columns}, {s.BLOCK}"
+        flags = f"{'true' if s.causal else 'false'}, {'false' if s.mask is None else 'true'}"
+        first, rows = (self.values.index().scalar(ix.as_index(n)).text for n in (s.first, s.rows))
+        places = [f"{{{self._place(x.buffer, x.at)}, {x.stride}}}" for x in s.operands]
+        mask = places[3] if s.mask is not None else "{nullptr, 0}"
+        sizes = f"{first}, {rows}, {s.keys}, {s.depth}, {s.columns}"
+        arrays = f"{literal(s.scale, torch.float32).text}, {s.work}, {s.tile}"
+        self.writer.line(f"attend<{shape}, {flags}>({', '.join(places[:3])}, {mask}, {sizes}, {arrays});")
+        self.values.forget(s.tile)
+
     def _multiply(self, s: Multiply) -> None:
-        at, start = (self.values.index().scalar(i).at(ADD) for i in (s.at, s.start))
-        left = s.left if at == "0" else f"{s.left} + {at}"
-        panel = s.panel if start == "0" else f"{s.panel} + {start}"
+        left, panel = self._place(s.left, s.at), self._place(s.panel, s.start)
         rest = -1 if s.rest is None else s.rest
         shape = f"{s.height}, {s.columns}, {rest}, {s.most}, {s.BLOCK}"
         rows, depth = (self.values.index().scalar(ix.as_index(n)).text for n in (s.rows, s.depth))

@@ -41,12 +41,14 @@ from .interpret import (
 )
 from .kernel import (
     Accumulate,
+    Attend,
     Init,
     Kernel,
     KernelCall,
     Let,
     Loop,
     Multiply,
+    Rows,
     Schedule,
     Scratch,
     Stmt,
@@ -151,6 +153,8 @@ class _KernelRun:
                 self._store(s)
             elif isinstance(s, Multiply):
                 self._multiply(s)
+            elif isinstance(s, Attend):
+                self._attend(s)
             else:
                 lead = [f.number.numel() for f in self._frames]
                 count = self._number(s.size)
@@ -346,6 +350,34 @@ class _KernelRun:
         assert around == len(self._frames)
         tiles = memory.view(len(at), s.most, s.columns)
         tiles[live] = product[live]
+
+    def _attend(self, s: Attend) -> None:
+        """All blocks of all iterations at once: a batch of attentions."""
+        lead = self._lead()
+        rows, first = (self._index(ix.as_index(i)).expand(lead).flatten() for i in (s.rows, s.first))
+        if self._guard is not None:
+            rows = torch.where(self._guard.expand(lead).flatten(), rows, 0)
+        r, k = torch.arange(s.most), torch.arange(s.keys)
+        live = (r < rows[:, None])[:, :, None]
+        every = (rows > 0)[:, None, None]
+
+        def read(x: Rows, number: Tensor, width: int, guard: Tensor) -> Tensor:
+            at = self._index(x.at).expand(lead).flatten()[:, None, None]
+            position = at + x.stride * number[:, None] + torch.arange(width)
+            return gather(self._buffers[x.buffer], position, guard.expand(position.shape), s)
+
+        scores = read(s.query, r, s.depth, live) @ read(s.key, k, s.depth, every).mT * s.scale
+        if s.mask is not None:
+            scores = scores + read(s.mask, r, s.keys, live)
+        if s.causal:
+            scores = scores.where(k <= (first[:, None] + r)[:, :, None], -torch.inf)
+        seen = (scores != -torch.inf).any(2, keepdim=True)
+        weights = torch.softmax(scores, 2).where(seen, 0)
+        out = weights @ read(s.value, k, s.columns, every)
+        _, around, memory = self._scratch[s.tile]
+        assert around == len(self._frames)
+        tiles = memory.view(len(rows), s.most, s.columns)
+        tiles[live[:, :, 0]] = out[live[:, :, 0]]
 
     def _lead(self) -> list[int]:
         """How many iterations of each loop around are run at once."""

@@ -15,7 +15,7 @@ The next file is ``codegen/cpp.py``, which prints kernels; ``interpret.py`` runs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -26,6 +26,7 @@ from .loops import Extern, LoopProgram, Origin
 
 __all__ = [
     "Accumulate",
+    "Attend",
     "Candidate",
     "Choice",
     "Init",
@@ -36,6 +37,7 @@ __all__ = [
     "Multiply",
     "Param",
     "Placement",
+    "Rows",
     "Schedule",
     "Scratch",
     "Stmt",
@@ -152,8 +154,98 @@ class Multiply:
     #: rows. Those two take subnormal numbers for zeros.
     METHODS: ClassVar[tuple[str, ...]] = ("fma", "dot", "amx")
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The parameters that are read."""
+        return (self.left, self.panel)
 
-Stmt = Loop | Let | Init | Accumulate | Store | Scratch | Multiply
+    @property
+    def indices(self) -> tuple[IndexLike, ...]:
+        """The positions and sizes that may depend on loops around it."""
+        return (self.at, self.start, self.rows, self.depth)
+
+    def renamed(self, names: Mapping[str, str]) -> Multiply:
+        """The statement with other names for its arrays."""
+        return replace(self, tile=names[self.tile], left=names[self.left], panel=names[self.panel])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of numbers side by side: element (r, c) of ``buffer`` is at ``at + stride * r + c``."""
+
+    buffer: str
+    at: Index
+    stride: int
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.at!r} + {self.stride}r + c]"
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention of queries to the keys of one head, into a float32 scratch array ``tile`` of ``most`` rows.
+
+    For ``r < rows``, row r of ``tile``, ``columns`` wide, is the sum of weights times the rows of ``value``.
+    The weights are the softmax of ``scale`` times the products, ``depth`` terms each, of row r of ``query``
+    with the rows of ``key``, plus row r of ``mask``. With ``causal``, query ``first + r`` sees no key beyond
+    ``first + r``. A row whose scores are all -inf has weights of 0.
+
+    All are float32 parameters. ``work``: a float32 scratch array of ``work_size`` elements. ``scores`` and
+    ``sums``: rows and columns of a tile of the scores, and of the result; their rows divide ``BLOCK``.
+    """
+
+    tile: str
+    work: str
+    query: Rows
+    key: Rows
+    value: Rows
+    mask: Rows | None
+    first: Index
+    rows: IndexLike
+    most: int
+    keys: int
+    depth: int
+    columns: int
+    scale: float
+    causal: bool
+    scores: tuple[int, int]
+    sums: tuple[int, int]
+
+    #: The rows whose scores are in memory at once.
+    BLOCK: ClassVar[int] = 48
+
+    @property
+    def work_size(self) -> int:
+        """Keys and values in panels, and the scores and sums of a block."""
+        wide = -(-self.keys // self.scores[1]) * self.scores[1]
+        columns = -(-self.columns // self.sums[1]) * self.sums[1]
+        return wide * (self.depth + self.BLOCK) + columns * (self.keys + self.BLOCK)
+
+    @property
+    def operands(self) -> tuple[Rows, ...]:
+        """What is read."""
+        return (self.query, self.key, self.value, *(() if self.mask is None else (self.mask,)))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The parameters that are read."""
+        return tuple(dict.fromkeys(r.buffer for r in self.operands))
+
+    @property
+    def indices(self) -> tuple[IndexLike, ...]:
+        """The positions and sizes that may depend on loops around it."""
+        return (*(r.at for r in self.operands), self.first, self.rows)
+
+    def renamed(self, names: Mapping[str, str]) -> Attend:
+        """The statement with other names for its arrays."""
+        query, key, value, *mask = (replace(r, buffer=names[r.buffer]) for r in self.operands)
+        return replace(
+            self, tile=names[self.tile], work=names[self.work], query=query, key=key, value=value,
+            mask=mask[0] if mask else None,
+        )  # fmt: skip
+
+
+Stmt = Loop | Let | Init | Accumulate | Store | Scratch | Multiply | Attend
 
 
 @dataclass(frozen=True)
@@ -289,7 +381,7 @@ def expressions(body: tuple[Stmt, ...]) -> Iterator[Expr]:
 
 def buffers_read(body: tuple[Stmt, ...]) -> set[str]:
     loaded = {n.buffer for e in expressions(body) for n in walk(e) if n.op == "load"}
-    return loaded.union(*((s.left, s.panel) for s in statements(body) if isinstance(s, Multiply)))
+    return loaded.union(*(s.reads for s in statements(body) if isinstance(s, (Multiply, Attend))))
 
 
 def to_text(k: Kernel) -> str:
@@ -320,6 +412,12 @@ def _body_text(body: tuple[Stmt, ...], pad: str, lines: list[str]) -> None:
             tile = f"{s.tile}[r<{s.rows}, c<{s.columns}]"
             how = f"{s.height} rows at once by {s.method}"
             lines.append(f"{pad}{tile} = sum(k<{s.depth}: {left} * {panel}), {how}")
+        elif isinstance(s, Attend):
+            tile = f"{s.tile}[r<{s.rows}, c<{s.columns}]"
+            mask = "" if s.mask is None else f" + {s.mask}"
+            seen = f"k<{s.keys}" + (f", k<={s.first!r} + r" if s.causal else "")
+            weights = f"softmax({seen}: {s.scale} * {s.query} * {s.key}, {s.depth} terms{mask})"
+            lines.append(f"{pad}{tile} = {weights} * {s.value}")
         else:
             lines.append(f"{pad}scratch {dtype_name(s.dtype)} {s.name}[{s.size}]")
 

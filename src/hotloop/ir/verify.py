@@ -25,6 +25,7 @@ from .expr import symbols as expr_symbols
 from .index import Index, IndexLike
 from .kernel import (
     Accumulate,
+    Attend,
     Init,
     Kernel,
     KernelCall,
@@ -352,6 +353,8 @@ class _Kernel:
                 self._store(s, scope)
             elif isinstance(s, Multiply):
                 self._multiply(s, scope)
+            elif isinstance(s, Attend):
+                self._attend(s, scope)
             else:
                 self._fresh(s.name, scope)
                 if isinstance(s.size, int) and s.size < 0:
@@ -381,6 +384,23 @@ class _Kernel:
             self._fail(f"{rows!r} rows may be more than the {s.most} of {s.tile}")
         if ix.as_index(s.depth).hi is None:
             self._fail(f"nothing bounds the {s.depth!r} terms of {s.tile}")
+
+    def _attend(self, s: Attend, scope: _Scope) -> None:
+        for index in s.indices:
+            self._bound(ix.as_index(index), scope)
+        for name in s.reads:
+            p = self._params.get(name)
+            if p is None or p.role != "in" or p.dtype is not torch.float32:
+                self._fail(f"{name} takes part in attention and is no float32 parameter with the role in")
+        for name, size in ((s.tile, s.most * s.columns), (s.work, s.work_size)):
+            array = scope.scratch.get(name)
+            if array is None or array.size != size or array.dtype is not torch.float32:
+                self._fail(f"{name} is no float32 scratch array of {size} elements")
+        rows = ix.as_index(s.rows)
+        if rows.hi is None or rows.hi > s.most:
+            self._fail(f"{rows!r} rows may be more than the {s.most} of {s.tile}")
+        if any(s.BLOCK % height for height, _ in (s.scores, s.sums)):
+            self._fail(f"tiles of {s.tile} do not divide {s.BLOCK} rows")
 
     def _fresh(self, name: str, scope: _Scope) -> None:
         if scope.defines(name) or name in self._params:
@@ -783,8 +803,8 @@ class _Schedule:
 
 def _loaded(s: Stmt) -> set[str]:
     """The parameters that one statement reads, by itself."""
-    if isinstance(s, Multiply):
-        return {s.left, s.panel}
+    if isinstance(s, (Multiply, Attend)):
+        return set(s.reads)
     values = [s.value] if isinstance(s, (Let, Accumulate, Store)) else []
     if isinstance(s, Store):
         values += [atom.args[0] for atom in ix.indirect_atoms(s.index)]

@@ -18,6 +18,7 @@ from hotloop.ir.expr import Expr
 from hotloop.ir.index import Index, IndexLike
 from hotloop.ir.kernel import (
     Accumulate,
+    Attend,
     Init,
     Kernel,
     KernelCall,
@@ -564,8 +565,8 @@ def finish(
             checks = checks or _may_fail(e)
         if isinstance(s, Store):
             checks = checks or any(a.args[2] for a in ix.indirect_atoms(s.index))
-        if isinstance(s, Multiply):
-            reads.update(dict.fromkeys((s.left, s.panel)))
+        if isinstance(s, (Multiply, Attend)):
+            reads.update(dict.fromkeys(s.reads))
     rename = dict(local)
     params: list[Param] = []
     args: list[str] = []
@@ -610,8 +611,8 @@ def kernel_symbols(body: Sequence[Stmt], more: Sequence[IndexLike] = ()) -> tupl
             found.update(v for e in (s.start, s.stop) for v in sz.symbols(e))
         elif isinstance(s, Scratch):
             found.update(sz.symbols(s.size))
-        elif isinstance(s, Multiply):
-            found.update(v for e in (s.at, s.start, s.rows, s.depth) for v in sz.symbols(e))
+        elif isinstance(s, (Multiply, Attend)):
+            found.update(v for e in s.indices for v in sz.symbols(e))
         elif isinstance(s, (Let, Store, Accumulate)):
             found.update(ex.symbols(s.value))
             own = s.index if isinstance(s, Store) else s.position if isinstance(s, Accumulate) else None
@@ -674,8 +675,8 @@ def _renamed(s: Stmt, names: Mapping[str, str], memo: dict[Expr, Expr]) -> Stmt:
         return Let(names[s.name], value(s.value))
     if isinstance(s, Store):
         return Store(names[s.buffer], index(s.index), value(s.value))
-    if isinstance(s, Multiply):
-        return replace(s, tile=names[s.tile], left=names[s.left], panel=names[s.panel])
+    if isinstance(s, (Multiply, Attend)):
+        return s.renamed(names)
     return Accumulate(names[s.name], value(s.value), s.position)
 
 

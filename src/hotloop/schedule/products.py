@@ -30,6 +30,7 @@ from hotloop.ir.loops import Buffer, Extern, LoopProgram, Op, Pointwise, ViewRef
 from hotloop.ir.panels import PRODUCT_DTYPES, panel_count, panel_sizes
 from hotloop.ir.rewrite import drop_roundings
 
+from .attention import Attention
 from .axes import flat_index
 from .dependences import Uses, base_of
 from .fuse import Group
@@ -198,8 +199,10 @@ def _epilogue(p: LoopProgram, steps: Sequence[Group | Extern | Product | None], 
     return None
 
 
-def operations(step: Group | Extern | Product) -> tuple[Op, ...]:
+def operations(step: Group | Extern | Product | Attention) -> tuple[Op, ...]:
     """The operations of a step, in program order."""
+    if isinstance(step, Attention):
+        return (step.op,)
     if isinstance(step, Product):
         return (step.op, *(operations(step.epilogue) if step.epilogue is not None else ()))
     return (step,) if isinstance(step, Extern) else tuple(m.op for m in step.members)

@@ -20,6 +20,7 @@ from hotloop.ir.kernel import Candidate, Choice, Kernel, KernelCall, Schedule
 from hotloop.ir.loops import Extern, LoopProgram, op_outputs
 
 from .alternatives import Way, alone, operands, title, ways
+from .attention import Attention, build_attention, find_attention
 from .batches import batch
 from .components import one_by_one
 from .dependences import Uses, analyse, base_of
@@ -34,13 +35,15 @@ from .weights import mark_weight
 
 __all__ = ["Arrangement", "arrange", "choices", "schedule", "settle"]
 
+Step = Group | Extern | Product | Attention
+
 
 @dataclass(frozen=True)
 class Arrangement:
     """What runs in which order, before products have their final form: ``settle`` makes the schedule."""
 
     program: LoopProgram
-    steps: tuple[Group | Extern | Product, ...]
+    steps: tuple[Step, ...]
     config: Config
     threads: int
     level: str
@@ -58,9 +61,11 @@ def arrange(program: LoopProgram, config: Config, log: Log, threads: int, level:
     groups = fuse(p, not config.unfused, log.refuse_fusion)
     uses = analyse(p)
     p = _without_unused(p, uses)
-    products: tuple[Group | Extern | Product, ...] = groups
+    products: tuple[Step, ...] = groups
     if config.weight_packing != "off" and not config.unfused:
         p, products = find_products(p, groups, level, threads, uses)
+    if not config.unfused:
+        products = find_attention(p, products, level)
     return Arrangement(p, products, config, threads, level)
 
 
@@ -91,7 +96,7 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
     """The schedule, with the candidates of these numbers for the products at these positions."""
     keep_roundings = a.config.precision == "eager"
     p = a.program
-    arranged: list[Group | Extern | Product] = []
+    arranged: list[Step] = []
     for i, step in enumerate(a.steps):
         if picks and i in picks and isinstance(step, Product):
             way = ways(step, a.level, a.threads, a.config.max_autotune_gemm_backends)[picks[i]]
@@ -108,6 +113,9 @@ def settle(a: Arrangement, picks: Mapping[int, int] | None = None) -> Schedule:
         if isinstance(g, Product):
             stored = {n for n in _results(g) if n in needed}
             steps += build_product(g, p.buffers, stored, machine, keep_roundings)
+            continue
+        if isinstance(g, Attention):
+            steps.append(build_attention(g, p.buffers, machine))
             continue
         if isinstance(g, Extern):
             steps.append(g if a.config.weight_packing == "off" else mark_weight(p, g, uses))
@@ -144,7 +152,7 @@ def _results(step: Product) -> tuple[str, ...]:
     return (step.out, *(m.op.out for m in members))
 
 
-def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product], uses: Uses) -> set[str]:
+def _needed(p: LoopProgram, groups: Sequence[Step], uses: Uses) -> set[str]:
     """The buffers that somebody outside their own group reads."""
     group_of: dict[str, int] = {}
     op_group: dict[int, int] = {}
@@ -152,7 +160,7 @@ def _needed(p: LoopProgram, groups: Sequence[Group | Extern | Product], uses: Us
     for k, g in enumerate(groups):
         for op in operations(g):
             op_group[position[id(op)]] = k
-            if isinstance(g, Product) or not isinstance(op, Extern):
+            if not isinstance(g, Extern):
                 group_of.update(dict.fromkeys(op_outputs(op), k))
     needed: set[str] = set()
     for name, k in group_of.items():

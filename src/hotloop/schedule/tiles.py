@@ -71,8 +71,8 @@ class Tiling:
     ``rows`` rows share a block, ``rest`` of the last one, or of all, in no whole tile (``None``: not known).
     ``multiple``: a panel's rows are filled up with zeros to a multiple of so many. ``rows_first``: a block
     goes through all panels, and threads have as many blocks each, so that rows stay in their L2 caches.
-    ``slices``: so many parts of the terms are summed apart, by threads that would have nothing to do, and then
-    added up.
+    ``slices``: so many parts of the terms are summed apart, by threads that would have nothing to do, and
+    then added up.
     """
 
     height: int
@@ -115,7 +115,8 @@ def tilings(
             found[-1] = replace(found[-1], slices=-(-k // slice_terms(k, max(1, idle))))
         owned = _owned(tile, m, k * left.itemsize, threads) if isinstance(m, int) else None
         if owned is not None:
-            found.insert(len(found) - (n <= OWNED * rows and owned.rows >= LEAST_OWNED), owned)
+            first = n <= OWNED * rows and owned.rows >= LEAST_OWNED and not widens
+            found.insert(len(found) - first, owned)
     return found
 
 
