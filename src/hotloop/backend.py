@@ -7,11 +7,9 @@ compiler is ``compile_graph``.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +49,7 @@ from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.backing import Backing
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
+from hotloop.runtime.calls import CALL, CALL_NAME, bind_call
 from hotloop.runtime.changes import LOOK, LOOK_NAME, Look, bind_look
 from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
@@ -194,12 +193,11 @@ def _packs_products(config: Config) -> bool:
 
 def _look(config: Config) -> Look:
     """The compiled function that tells whether memory has changed; without a compiler, it always has."""
-    (unit,) = make_units([KernelSource(LOOK_NAME, LOOK, frozenset())])
     try:
         builder = _builder(
             config.cpp.cxx, _cache_of(config), config.compile_workers, choose_simd(config.cpp.simd)
         )
-        (library,) = builder.build([Source(unit.name, unit.text)])
+        (library,) = builder.build([_lasting(LOOK_NAME, LOOK)])
     except ToolchainError:
         if config.missing_toolchain != "eager" and config.on_error != "eager":
             raise
@@ -371,7 +369,7 @@ class _Candidate:
         builder = _builder(
             self.config.cpp.cxx, _cache_of(self.config), self.config.compile_workers, self.level
         )
-        for _, source in _units(self.functions, self.host, self.config):
+        for _, source in _units(self.functions, self.config):
             builder.submit(source)
 
     def load(self) -> Compiled:
@@ -483,19 +481,19 @@ class Bound:
 def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any, config: Config) -> Compiled:
     """Compile and load the kernels, and give the callable of a host program."""
     found: dict[str, Any] = {}
-    units = _units(functions, host, config)
-    if units:
+    units = _units(functions, config)
+    looks = [_lasting(LOOK_NAME, LOOK)] if "rt.weights(" in host else []
+    if units or looks:
         builder = _builder(config.cpp.cxx, _cache_of(config), config.compile_workers, level)
-        libraries = builder.build([source for _, source in units])
-        for (own, _), library in zip(units, libraries, strict=True):
+        sources = [source for _, source in units]
+        *libraries, calls = builder.build([*sources, *looks, _lasting(CALL_NAME, CALL)])
+        for (own, _), library in zip(units, libraries[: len(units)], strict=True):
             for f in own:
-                if f.symbol == LOOK_NAME:
-                    found[f.symbol] = bind_look(library.address(f.symbol))
-                    continue
-                found[f.symbol] = library.function(f.symbol, [ctypes.c_void_p] * parameter_count(f))
-                found[f.symbol].restype = ctypes.c_int64
+                found[f.symbol] = bind_call(calls, library, f.symbol, parameter_count(f))
                 if config.cpp.enable_kernel_profile:
                     found[f.symbol] = profiled(found[f.symbol], f"graph_{bound.number}_{f.symbol}")
+        if looks:
+            found[LOOK_NAME] = bind_look(libraries[-1].address(LOOK_NAME))
     pool = _pool(config.memory_pool_threshold, config.memory_pool_limit, config.memory_pool)
     runtime = Runtime(
         found, bound.constants, bound.objects, pool, config.memory_pool, _kept(), _backing_of(config)
@@ -504,13 +502,15 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     return load_program(host, f"<hotloop {bound.name}>", runtime)
 
 
-def _units(
-    functions: Sequence[KernelSource], host: str, config: Config
-) -> list[tuple[list[KernelSource], Source]]:
+@cache
+def _lasting(symbol: str, text: str) -> Source:
+    """A function that is the same for all programs: compiled once."""
+    (unit,) = make_units([KernelSource(symbol, text, frozenset())])
+    return Source(unit.name, unit.text)
+
+
+def _units(functions: Sequence[KernelSource], config: Config) -> list[tuple[list[KernelSource], Source]]:
     """What is compiled for a host program: each translation unit with the functions in it."""
-    packs = re.search(r"rt\.weights\(", host) is not None
-    if packs and LOOK_NAME not in {f.symbol for f in functions}:
-        functions = [*functions, KernelSource(LOOK_NAME, LOOK, frozenset())]
     if not functions:
         return []
     by_name = {f.symbol: f for f in functions}
