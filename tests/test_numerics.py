@@ -264,6 +264,22 @@ def test_sums_of_equal_terms_are_as_accurate_as_eagers(n: int, dynamic: bool) ->
         assert error <= 1.25 * theirs + 0.25 * torch.finfo(F32).eps
 
 
+def test_a_variance_beyond_the_range_of_the_dtype_is_infinite() -> None:
+    """And what is normalised by it is 0; where its input is not finite it is NaN."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.var(-1), torch.var_mean(x, -1)[0], torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+    wide = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
+    one_large = wide.index_fill(1, torch.tensor([7]), 1e25)
+    for x in (wide * 1e20, one_large, (wide * 1e20).bfloat16(), wide.double() * 1e160):
+        torch._dynamo.reset()
+        for got, eager in zip(compiled(fn, x), fn(x), strict=True):
+            assert_same_bits(got, eager.nan_to_num(nan=0.0, posinf=float("inf")), zeros=False)
+    for number in (float("inf"), float("nan")):
+        assert all(bool(t.isnan().all()) for t in compiled(fn, torch.full((2, 40), number)))
+
+
 def test_the_same_call_gives_the_same_bits() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.sum(), x.sum(0), torch.softmax(x, -1), x.var(1)

@@ -224,6 +224,21 @@ def test_unique_rows_by_a_negative_dimension() -> None:
         assert torch.equal(right(torch.zeros(4, 5)), torch.ones(4, 1))
 
 
+def test_inputs_that_shared_memory_and_share_it_no_longer() -> None:
+    """Which PyTorch's guards do not see: the base that it then makes is too short for the graph."""
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        b.add_(1)
+        return a + b
+
+    g, whole = compiled(f), torch.arange(36.0)
+    expected = whole.clone()
+    torch.testing.assert_close(g(whole[:30], whole[3:33]), f(expected[:30], expected[3:33]))
+    with pytest.raises(hotloop.errors.ResultShapeError, match="shared memory in an earlier call"):
+        g(torch.randn(30), torch.randn(30))
+
+
 @pytest.mark.parametrize(
     ("f", "shapes"),
     [(torch.add, [(3,), (4,)]), (torch.matmul, [(3, 4), (3, 4)]), (lambda a, b: a.view(5) + b, [(4,), (5,)])],

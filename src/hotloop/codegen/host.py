@@ -38,7 +38,8 @@ _OUT_FUNCTIONS = {
 
 #: Whose results have the sizes that they announced, or more: inputs that share memory have a base that is
 #: larger than AOTAutograd says, and what is scattered into it is as large.
-_TRUSTED = (*_OUT_FUNCTIONS, "aten.as_strided_scatter.default")
+_SCATTERED = "aten.as_strided_scatter.default"
+_TRUSTED = (*_OUT_FUNCTIONS, _SCATTERED)
 
 
 def print_host(schedule: Schedule, name: str) -> tuple[str, list[Any]]:
@@ -359,6 +360,8 @@ class _Host:
         differs = f"{b.name}.stride() != {strides}"
         if step.weight is None and str(step.target) not in _TRUSTED:
             differs += f" or {b.name}.shape != {sizes}"
+        elif str(step.target) == _SCATTERED:
+            differs += f" or {b.name}.numel() < {b.numel}"
         source = f" ({step.origin.source})" if step.origin.source else ""
         made = f"restride({b.name}, {sizes}, {strides}, {f'{step.target}{source}'!r})"
         self.body.append(f"if {differs}: {b.name} = {made}")

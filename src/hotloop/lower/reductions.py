@@ -353,7 +353,9 @@ def _moments(
         whole = squares.at(v)
         rest = ex.call("sub", whole, ex.call("mul", differences.at(v), off(v)))
         noise = ex.call("mul", whole, ex.const(_NOISE * torch.finfo(dtype).eps, dtype))
-        return ex.where(ex.call("le", rest, noise), ex.const(0.0, dtype), rest)
+        none = ex.where(ex.call("le", rest, noise), ex.const(0.0, dtype), rest)
+        # Too large a sum says nothing of what is left of it.
+        return ex.where(ex.call("eq", whole, ex.const(math.inf, dtype)), whole, none)
 
     mean = b.pointwise(s.sizes, dtype, lambda v: ex.call("add", about.at(v), off(v)), like)
     spread = b.pointwise(s.sizes, dtype, centred, like)

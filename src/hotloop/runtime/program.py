@@ -170,7 +170,9 @@ class Runtime:
         if tensor.shape != sizes:
             raise ResultShapeError(
                 f"{operator} gave a result of sizes {list(tensor.shape)}, where PyTorch announced "
-                f"{list(sizes)} to compilers: leave the call out of the graph with torch.compiler.disable"
+                f"{list(sizes)} to compilers: leave the call out of the graph with torch.compiler.disable; "
+                "where inputs that are written shared memory in an earlier call, and do so no longer, copy "
+                "them first"
             )
         same = all(s <= 1 or a == b for s, a, b in zip(sizes, tensor.stride(), strides, strict=True))
         if same or math.prod(sizes) == 0:

@@ -57,7 +57,7 @@ extern "C" i64 cpp_red_native_layer_norm_gelu_0(
         const f32 acc2 = hsum(acc2_a + acc2_b);
         const f32 t3 = t0 + acc1 / 768.0f;
         const f32 t4 = (acc2 - acc1 * (acc1 / 768.0f) <= acc2 * 3.8146973e-06f) ? 0.0f : acc2 - acc1 * (acc1 / 768.0f);
-        const f32 t5 = 1.0f / sqrt(t4 / 768.0f + 1.0e-05f);
+        const f32 t5 = 1.0f / sqrt(((acc2 == __builtin_inff()) ? acc2 : t4) / 768.0f + 1.0e-05f);
         for (i64 i1 = 0; i1 < 768; i1 += 8) {
             const f32x8 t6 = (load<8>(in0 + 768 * i0 + i1) - t3) * t5 * load<8>(in2 + i1) + load<8>(in1 + i1);
             store<8>(out0 + 768 * i0 + i1, t6 * 0.5f * (1.0f + erf(t6 * 0.70710677f)));
