@@ -7,6 +7,7 @@ compiler is ``compile_graph``.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -49,7 +50,6 @@ from hotloop.runtime.autotune import Tuner
 from hotloop.runtime.backing import Backing
 from hotloop.runtime.build import Builder, Source
 from hotloop.runtime.cache import Cache
-from hotloop.runtime.calls import CALL, CALL_NAME, bind_call
 from hotloop.runtime.changes import LOOK, LOOK_NAME, Look, bind_look
 from hotloop.runtime.frozen import FrozenProgram
 from hotloop.runtime.override import find_override
@@ -486,10 +486,11 @@ def link(functions: Sequence[KernelSource], host: str, bound: Bound, level: Any,
     if units or looks:
         builder = _builder(config.cpp.cxx, _cache_of(config), config.compile_workers, level)
         sources = [source for _, source in units]
-        *libraries, calls = builder.build([*sources, *looks, _lasting(CALL_NAME, CALL)])
+        libraries = builder.build([*sources, *looks])
         for (own, _), library in zip(units, libraries[: len(units)], strict=True):
             for f in own:
-                found[f.symbol] = bind_call(calls, library, f.symbol, parameter_count(f))
+                found[f.symbol] = library.function(f.symbol, [ctypes.c_void_p] * parameter_count(f))
+                found[f.symbol].restype = ctypes.c_int64
                 if config.cpp.enable_kernel_profile:
                     found[f.symbol] = profiled(found[f.symbol], f"graph_{bound.number}_{f.symbol}")
         if looks:

@@ -10,9 +10,9 @@ kernel. What holds in between:
   together. What it wrote is then unspecified.
 * Kernels that are equal but for their names share one function: see ``dedupe``.
 
-Separate pointers need no packing: ``runtime/calls.py`` calls a function with 4 of them in 0.12 us. Beyond its
-limit ctypes does, with ``c_void_p``: 0.42 us a call with 3 of them, 0.61 with 6, 0.98 with 12; ``c_int64``
-costs twice as much, an array assigned each time 0.57, 0.68, 0.90.
+Separate pointers, declared ``c_void_p``, are the cheapest way of calling through ctypes that needs no
+packing: 0.42 us a call with 3 of them, 0.61 with 6, 0.98 with 12; ``c_int64`` costs twice as much, an array
+assigned each time 0.57, 0.68, 0.90.
 
 The next file is ``cpp_writer.py``, then ``cpp_index.py``, ``cpp_expr.py``, ``cpp_accumulators.py``,
 ``cpp_stmt.py``; the words the code is written in are in ``cpp_prelude.h``, ``cpp_memory.h``, ``cpp_math.h``.
