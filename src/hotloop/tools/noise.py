@@ -109,12 +109,15 @@ aten = torch.ops.aten
 def _variance(
     x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """A variance and its mean, from a mean that is rounded: where all elements are equal, eager's is not."""
+    """A variance and its mean, from a mean that is rounded: where all elements are equal, eager's is not.
+    A variance that rounding alone explains is none."""
     dims = list(range(x.dim())) if not dim else list(dim)
     wide = x if x.dtype is torch.float64 else x.to(torch.float32)
     mean = wide.mean(dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
     total = (wide - mean).square().sum(dims, keepdim=keepdim)
+    rounding = (mean * (16 * torch.finfo(x.dtype).eps)).square().expand_as(wide).sum(dims, keepdim=keepdim)
+    total = total.masked_fill(total <= rounding, 0)
     return (total / max(count, 0)).to(x.dtype), wide.mean(dims, keepdim=keepdim).to(x.dtype)
 
 
