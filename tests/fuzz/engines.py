@@ -84,9 +84,14 @@ class _Graph:
         """torch 2.11 announces a norm, and so the gradient that arrives, of more dimensions than it has."""
         if not isinstance(given, torch.Tensor) or name is None:
             return given
-        sizes = self.program.buffers[name].sizes
-        alike = [n for n in sizes if n != 1] == [n for n in given.shape if n != 1]
-        return given.reshape(sizes) if given.ndim < len(sizes) and alike else given
+        announced = self.program.buffers[name].sizes
+        long, real = ([n for n in shape if n != 1] for shape in (announced, given.shape))
+        if given.ndim >= len(announced) or len(long) != len(real):
+            return given
+        if any(isinstance(n, int) and n != m for n, m in zip(long, real, strict=True)):
+            return given
+        sizes = iter(real)
+        return given.reshape([1 if n == 1 else next(sizes) for n in announced])
 
 
 class Traced:
