@@ -669,7 +669,7 @@ class StatementPrinter:
     def _can_be_partial(self, s: Loop) -> bool:
         """Whether the lanes after the last one that counts may be computed: they read and report nothing."""
         v = self.values
-        inner = Counter(t.name for t in statements(s.body) if isinstance(t, (Init, Let)))
+        inner = {t.name for t in statements(s.body) if isinstance(t, (Init, Let))}
         for t in statements(s.body):
             if isinstance(t, Store) and v.contiguous(t.index) != 1:
                 return False

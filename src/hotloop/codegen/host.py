@@ -36,9 +36,10 @@ _OUT_FUNCTIONS = {
     "aten.baddbmm.default": "torch.baddbmm",
 }
 
-#: Whose results have the sizes that they announced, or more: inputs that share memory have a base that is
-#: larger than AOTAutograd says, and what is scattered into it is as large.
+#: Whose results have as many elements as they announced, or more: inputs that share memory have a base that
+#: may be larger than AOTAutograd says, and what is scattered into it is as large.
 _SCATTERED = "aten.as_strided_scatter.default"
+#: Whose sizes are not compared with those announced: nobody has seen products give others.
 _TRUSTED = (*_OUT_FUNCTIONS, _SCATTERED)
 
 
